@@ -1,0 +1,155 @@
+"""A drafter's part of a bundle: pair checks, weights, three graphs and its manifest entry.
+
+Knows which target a drafter fits; the networks themselves are in `models.graphs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..models.config import TargetConfig
+from ..models.draft_config import DraftConfig, parse_draft
+from ..models.errors import ExportError
+from ..models.graphs.dflash import build_append, build_block, build_inject
+from ..models.graphs.target import build_head
+from ..models.manifest import DraftSpec, TableSpec
+from ..models.stored import StoredTensor
+from .checkpoint import Checkpoint, read_blocks
+from .graphs import GraphWriter
+from .store import DataWriter
+from .weights import draft_weights, find, refuse_leftovers, resolve
+
+PREFIXES = ("", "model.")
+IGNORED = {
+    "t2d": "mask of kept target ids; d2t says the same",
+    "verifier_": "training-only copies of the target",
+    "embed_tokens.": "the target's table is used",
+    "model.embed_tokens.": "the target's table is used",
+    "rotary_emb.": "recomputed",
+}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A drafter checkpoint that fits its target."""
+
+    name: str
+    checkpoint: Checkpoint
+    config: DraftConfig
+
+
+def open_draft(folder: Path, name: str, target: TargetConfig, media: bool | None) -> Draft:
+    """Open a drafter and refuse a pair that cannot work, with both sides in the message."""
+    checkpoint = Checkpoint(folder)
+    config = parse_draft(checkpoint.config, checkpoint.config_file)
+    if media is not None:
+        config = replace(config, trained_on_media=media)
+    _check_pair(config, checkpoint.config_file, target)
+    return Draft(name, checkpoint, config)
+
+
+def _check_pair(draft: DraftConfig, where: str, target: TargetConfig) -> None:
+    text = target.text
+    expected_taps = draft.target_hidden_size or draft.hidden_size
+    pairs = (
+        ("vocab_size", draft.vocab_size, text.vocab_size),
+        ("hidden_size", draft.hidden_size, text.hidden_size),
+        ("target_hidden_size", expected_taps, text.hidden_size),
+        ("num_target_layers", draft.num_target_layers or text.num_layers, text.num_layers),
+    )
+    for key, ours, theirs in pairs:
+        if ours != theirs:
+            raise ExportError(
+                f"{where}: the drafter's {key} is {ours}, the target's is {theirs}; "
+                "this drafter was made for another target."
+            )
+    if max(draft.target_layer_ids) >= text.num_layers:
+        raise ExportError(
+            f"{where}: target_layer_ids {list(draft.target_layer_ids)} ask for layers the target "
+            f"does not have (it has {text.num_layers}); this drafter was made for another target."
+        )
+
+
+def write_draft_weights(draft: Draft, target: TargetConfig, writer: DataWriter) -> None:
+    """Stream the drafter's weights; every tensor of the checkpoint must find its place."""
+    found = resolve(
+        draft_weights(draft.config, target.text.hidden_size), draft.checkpoint, PREFIXES
+    )
+    used = [info for _, infos in found for info in infos]
+    ignored = dict(IGNORED)
+    if draft.config.draft_vocab_size is None:
+        ignored["lm_head."] = "the target's head is used"
+    else:
+        offsets = find(draft.checkpoint, "d2t", (draft.config.draft_vocab_size,), PREFIXES)
+        used.append(offsets)
+        blocks = np.concatenate([block for block in read_blocks(offsets)])
+        writer.add_array("d2t", _target_ids(draft, blocks))
+    refuse_leftovers(draft.checkpoint, used, ignored)
+    for want, infos in found:
+        writer.add(want.name, infos, want.shape)
+
+
+def _target_ids(draft: Draft, offsets: np.ndarray) -> np.ndarray:
+    """Absolute target ids from the file's offsets (target = draft id + d2t[draft id])."""
+    ids = offsets.astype(np.int64) + np.arange(offsets.size)
+    if ids.min() < 0 or ids.max() >= draft.config.vocab_size:
+        raise ExportError(
+            f"{draft.checkpoint.folder}: d2t maps to ids {ids.min()}..{ids.max()}, outside the "
+            f"target's vocabulary of {draft.config.vocab_size}."
+        )
+    return ids
+
+
+def write_draft_graphs(
+    draft: Draft,
+    target: TargetConfig,
+    tensors: dict[str, StoredTensor],
+    graphs: GraphWriter,
+    num_top: int,
+) -> None:
+    """Write inject, block, append and, for a reduced vocabulary, the drafter's own head."""
+    config = draft.config
+    kinds = tuple(dict.fromkeys(config.layers))
+    graphs.write(f"{draft.name}.inject", build_inject(config, target.text.hidden_size, tensors))
+    graphs.write(f"{draft.name}.block", build_block(config, kinds, tensors))
+    graphs.write(f"{draft.name}.append", build_append(config, tensors))
+    if config.draft_vocab_size is not None:
+        size = config.draft_vocab_size
+        top = min(num_top, size)
+        head = build_head("draft_head", "lm_head.weight", config.hidden_size, size, top, tensors)
+        graphs.write(f"{draft.name}.head", head)
+
+
+def table_spec(stored: StoredTensor) -> TableSpec:
+    """Where the runtime maps a stored tensor from."""
+    return TableSpec(stored.file, stored.offset, stored.dtype, stored.shape)
+
+
+def draft_spec(
+    draft: Draft, tensors: dict[str, StoredTensor], data_digest: str, target_digest: str
+) -> DraftSpec:
+    """The drafter's manifest entry."""
+    config, table = draft.config, tensors.get("d2t")
+    source = json.dumps(draft.checkpoint.config, sort_keys=True) + data_digest
+    return DraftSpec(
+        kind="dflash",
+        layout=config.layout,
+        block_size=config.block_size,
+        mask_token_id=config.mask_token_id,
+        target_layer_ids=config.target_layer_ids,
+        trained_on_media=config.trained_on_media,
+        input_embedding_scale=config.input_embedding_scale,
+        rope=config.rope,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        layers=config.layers,
+        own_head=config.draft_vocab_size is not None,
+        d2t=table_spec(table) if table else None,
+        target_digest=target_digest,
+        source_digest=hashlib.sha256(source.encode()).hexdigest(),
+    )

@@ -1,0 +1,170 @@
+"""Fills a bundle folder: data files first, then the graphs that name them, the manifest last.
+
+Knows the order and what is shared; the networks, the checkpoint and the pair checks are elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+from tqdm import tqdm
+
+from ..models.config import TargetConfig
+from ..models.graphs.target import build_head, build_target
+from ..models.graphs.vision import build_vision
+from ..models.manifest import (
+    FORMAT_VERSION,
+    DataFile,
+    DraftSpec,
+    Manifest,
+    Versions,
+    write_manifest,
+)
+from ..models.stored import StoredTensor
+from .checkpoint import Checkpoint, TensorInfo
+from .drafts import Draft, draft_spec, table_spec, write_draft_graphs, write_draft_weights
+from .graphs import GraphWriter
+from .sidecars import Sidecars
+from .store import DataWriter
+from .weights import Wanted, one, refuse_leftovers, resolve, text_weights, vision_weights
+
+PRECISIONS = ("fp32", "fp16")
+TEXT_PREFIXES = ("model.language_model.", "language_model.")
+VISION_PREFIXES = ("model.visual.", "visual.")
+HEAD_PREFIXES = ("",)
+NUM_TOP = 64
+TABLE = "embed_tokens.weight"
+IGNORED = {f"{p}rotary_emb.": "recomputed" for p in TEXT_PREFIXES}
+
+Found = list[tuple[Wanted, list[TensorInfo]]]
+
+
+class BundleWriter:
+    """Writes one bundle into an empty folder."""
+
+    def __init__(self, folder: Path, precision: str, progress: bool) -> None:
+        self._folder = folder
+        self._precision = precision
+        self._progress = progress
+        self._graphs = GraphWriter(folder)
+        self._files: dict[str, DataFile] = {}
+        self._tensors: dict[str, StoredTensor] = {}
+
+    def write(
+        self,
+        checkpoint: Checkpoint,
+        target: TargetConfig,
+        sidecars: Sidecars,
+        drafts: list[Draft],
+    ) -> None:
+        """Write everything; raises `ExportError` for the first thing that does not fit."""
+        plan = target_plan(checkpoint, target)
+        with self._bar(checkpoint, *(d.checkpoint for d in drafts)) as bar:
+            for file, found in plan.items():
+                self._write_data(file, found, bar)
+            digest = self._digest(checkpoint)
+            specs = {d.name: self._write_draft(d, target, digest, bar) for d in drafts}
+        taps = tuple(sorted({i for d in drafts for i in d.config.target_layer_ids}))
+        self._write_target_graphs(target, taps)
+        (self._folder / "tokenizer.json").write_bytes(sidecars.tokenizer_json)
+        template = self._folder / "chat_template.jinja"
+        template.write_text(sidecars.chat_template, encoding="utf-8")
+        write_manifest(self._manifest(target, sidecars, taps, digest, specs), self._folder)
+
+    def _write_data(self, file: str, found: Found, bar: tqdm) -> None:
+        with DataWriter(self._folder, file, self._precision, bar.update) as writer:
+            for want, infos in found:
+                writer.add(want.name, infos, want.shape)
+            self._tensors |= writer.tensors
+            self._files[file] = writer.summary()
+
+    def _write_draft(self, draft: Draft, target: TargetConfig, digest: str, bar: tqdm) -> DraftSpec:
+        file = f"{draft.name}.data"
+        with DataWriter(self._folder, file, self._precision, bar.update) as writer:
+            write_draft_weights(draft, target, writer)
+            self._files[file] = writer.summary()
+        write_draft_graphs(draft, target, writer.tensors, self._graphs, NUM_TOP)
+        return draft_spec(draft, writer.tensors, self._files[file].sha256, digest)
+
+    def _write_target_graphs(self, target: TargetConfig, taps: tuple[int, ...]) -> None:
+        text, tensors = target.text, self._tensors
+        head = TABLE if text.tied_head else "lm_head.weight"
+        num_deepstack = len(target.vision.deepstack_layers)
+        width, vocab_size = text.hidden_size, text.vocab_size
+        self._graphs.write("vision", build_vision(target.vision, tensors))
+        self._graphs.write("target", build_target(text, num_deepstack, taps, tensors))
+        self._graphs.write(
+            "head", build_head("head", head, width, vocab_size, min(NUM_TOP, vocab_size), tensors)
+        )
+
+    def _manifest(
+        self,
+        target: TargetConfig,
+        sidecars: Sidecars,
+        taps: tuple[int, ...],
+        digest: str,
+        drafts: dict[str, DraftSpec],
+    ) -> Manifest:
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            family="qwen3_vl",
+            precision=self._precision,
+            versions=Versions(importlib.metadata.version("dflash-onnx"), onnx.__version__),
+            target=target,
+            image=sidecars.image,
+            tokenizer_size=sidecars.tokenizer_size,
+            stop_ids=sidecars.stop_ids,
+            banned_ids=sidecars.banned_ids,
+            tap_layers=taps,
+            tap_before_deepstack=True,
+            num_top=min(NUM_TOP, target.text.vocab_size),
+            target_digest=digest,
+            embedding=table_spec(self._tensors[TABLE]),
+            graphs=self._graphs.specs,
+            data_files=self._files,
+            drafts=drafts,
+        )
+
+    def _digest(self, checkpoint: Checkpoint) -> str:
+        """Identity of the target: its configuration and every weight byte written."""
+        source = json.dumps(checkpoint.config, sort_keys=True)
+        source += "".join(file.sha256 for file in self._files.values())
+        return hashlib.sha256(source.encode()).hexdigest()
+
+    @contextmanager
+    def _bar(self, *sources: Checkpoint) -> Iterator[tqdm]:
+        """Bytes written so far, on stderr."""
+        width = {"fp32": 4, "fp16": 2}[self._precision]
+        values = sum(math.prod(t.shape) for source in sources for t in source.tensors.values())
+        with tqdm(
+            total=values * width, unit="B", unit_scale=True, desc="weights",
+            disable=not self._progress,
+        ) as bar:  # fmt: skip
+            yield bar
+
+
+def target_plan(checkpoint: Checkpoint, target: TargetConfig) -> dict[str, Found]:
+    """Data file -> tensors to write, with every tensor of the checkpoint accounted for."""
+    text = target.text
+    table = one(TABLE, text.vocab_size, text.hidden_size)
+    head = one("lm_head.weight", text.vocab_size, text.hidden_size)
+    plan = {
+        "embedding.data": resolve([table], checkpoint, TEXT_PREFIXES),
+        "target.data": resolve(text_weights(text), checkpoint, TEXT_PREFIXES),
+        "vision.data": resolve(vision_weights(target.vision), checkpoint, VISION_PREFIXES),
+    }
+    ignored = dict(IGNORED)
+    if text.tied_head:
+        ignored["lm_head.weight"] = "tied: the embedding table is the head"
+    else:
+        plan["head.data"] = resolve([head], checkpoint, HEAD_PREFIXES)
+    used = [info for found in plan.values() for _, infos in found for info in infos]
+    refuse_leftovers(checkpoint, used, ignored)
+    return plan

@@ -1,0 +1,200 @@
+"""Typed configuration of a Qwen3-VL target, read from its raw config.json.
+
+Knows which fields the networks need and which variants are refused; reads no weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ExportError
+from .fields import Fields
+
+SUPPORTED_TARGETS = ("Qwen3VLForConditionalGeneration",)
+
+# Written in the released modelling code, not in config.json, for checkpoints before transformers 5.
+VISION_ROPE_THETA = 10000.0
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding: base, rotated width and, for M-RoPE, interleaved (t, h, w) sections."""
+
+    theta: float
+    rotary_dim: int
+    mrope_section: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """The text decoder of a target."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tied_head: bool
+    context_limit: int
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """The vision tower of a target; `deepstack_layers` are the blocks whose output is injected."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    in_channels: int
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    out_hidden_size: int
+    num_positions: int
+    deepstack_layers: tuple[int, ...]
+    rope_theta: float
+
+    @property
+    def patch_dim(self) -> int:
+        """Values in one flattened patch, C*t*p*p."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def table_side(self) -> int:
+        """Side of the square learned position table."""
+        return int(self.num_positions**0.5)
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Token ids of the vision placeholders."""
+
+    image: int
+    video: int
+    vision_start: int
+    vision_end: int
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """A vision-language target."""
+
+    architecture: str
+    text: TextConfig
+    vision: VisionConfig
+    special: SpecialIds
+
+
+def parse_target(raw: dict[str, Any], where: str) -> TargetConfig:
+    """Parse config.json of a target; `ExportError` names what is missing or not supported."""
+    architecture = _architecture(raw, where)
+    fields = Fields(where, raw)
+    text = _text(fields.section("text_config"), fields)
+    vision = _vision(fields.section("vision_config"))
+    if vision.out_hidden_size != text.hidden_size:
+        raise ExportError(
+            f"{where}: vision_config.out_hidden_size is {vision.out_hidden_size} but "
+            f"text_config.hidden_size is {text.hidden_size}; they must be equal."
+        )
+    special = SpecialIds(
+        image=fields.integer("image_token_id", 0),
+        video=fields.integer("video_token_id", 0),
+        vision_start=fields.integer("vision_start_token_id", 0),
+        vision_end=fields.integer("vision_end_token_id", 0),
+    )
+    return TargetConfig(architecture, text, vision, special)
+
+
+def _architecture(raw: dict[str, Any], where: str) -> str:
+    names = raw.get("architectures") or [raw.get("model_type")]
+    if names[0] not in SUPPORTED_TARGETS:
+        raise ExportError(
+            f"{where}: targets of architecture {names[0]!r} are not supported "
+            f"(supported: {', '.join(SUPPORTED_TARGETS)})."
+        )
+    return str(names[0])
+
+
+def _text(text: Fields, top: Fields) -> TextConfig:
+    text.refuse("hidden_act", "silu")
+    text.refuse("attention_bias", False)
+    text.refuse("sliding_window")
+    head_dim = text.integer("head_dim")
+    tied = top.flag("tie_word_embeddings")
+    tied = text.flag("tie_word_embeddings") if tied is None else tied
+    if tied is None:
+        raise ExportError(f"{top.where} has no 'tie_word_embeddings'; restore config.json.")
+    return TextConfig(
+        vocab_size=text.integer("vocab_size"),
+        hidden_size=text.integer("hidden_size"),
+        intermediate_size=text.integer("intermediate_size"),
+        num_layers=text.integer("num_hidden_layers"),
+        num_heads=text.integer("num_attention_heads"),
+        num_kv_heads=text.integer("num_key_value_heads"),
+        head_dim=head_dim,
+        rms_norm_eps=text.number("rms_norm_eps"),
+        rope=_mrope(text, head_dim),
+        tied_head=tied,
+        context_limit=text.integer("max_position_embeddings"),
+    )
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """The place of rope values: `rope_parameters`, else `rope_scaling`, else the section itself."""
+    nested = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    top = {"rope_theta": fields.get("rope_theta")}
+    rope = Fields(f"{fields.where}, rope_parameters", nested, top)
+    for key in ("rope_type", "type"):
+        rope.refuse(key, "default", "mrope")
+    return rope
+
+
+def _mrope(text: Fields, head_dim: int) -> RopeConfig:
+    rope = rope_fields(text)
+    section = rope.integers("mrope_section")
+    if rope.flag("mrope_interleaved") is not True:
+        raise ExportError(
+            f"{rope.where}: only interleaved M-RoPE is supported; 'mrope_interleaved' must be true."
+        )
+    if len(section) != 3 or 2 * sum(section) != head_dim:
+        raise rope.bad("mrope_section", f"three numbers that add up to {head_dim // 2}", section)
+    return RopeConfig(rope.number("rope_theta"), head_dim, section)
+
+
+def _vision(vision: Fields) -> VisionConfig:
+    vision.refuse("hidden_act", "gelu_pytorch_tanh")
+    rope = vision.get("rope_parameters") or {}
+    config = VisionConfig(
+        depth=vision.integer("depth"),
+        hidden_size=vision.integer("hidden_size"),
+        intermediate_size=vision.integer("intermediate_size"),
+        num_heads=vision.integer("num_heads"),
+        in_channels=vision.integer("in_channels"),
+        patch_size=vision.integer("patch_size"),
+        merge_size=vision.integer("spatial_merge_size"),
+        temporal_patch_size=vision.integer("temporal_patch_size"),
+        out_hidden_size=vision.integer("out_hidden_size"),
+        num_positions=vision.integer("num_position_embeddings"),
+        deepstack_layers=vision.integers("deepstack_visual_indexes"),
+        rope_theta=float(rope.get("rope_theta", VISION_ROPE_THETA)),
+    )
+    if config.table_side**2 != config.num_positions:
+        raise vision.bad("num_position_embeddings", "a square number", config.num_positions)
+    if any(i >= config.depth or i < 0 for i in config.deepstack_layers):
+        raise vision.bad(
+            "deepstack_visual_indexes",
+            f"block numbers below {config.depth}",
+            config.deepstack_layers,
+        )
+    return config

@@ -1,0 +1,98 @@
+"""How each building block is emitted: norms, linear layers, rotary, activations, attention.
+
+One place per rule, used by every network. Values are [rows, width] unless a shape says otherwise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .builder import CONTRIB, GraphBuilder
+
+FULL_STOP = np.iinfo(np.int64).max
+Tables = tuple[str, str]
+
+
+def linear(g: GraphBuilder, x: str, weight: str, bias: str | None = None) -> str:
+    """x [n, in] times the weight as stored, [out, in]; rows never depend on n (ort.md, 4e)."""
+    inputs = [x, g.weight(weight)] + ([g.weight(bias)] if bias else [])
+    return g.op("Gemm", *inputs, transB=1)
+
+
+def rms_norm(g: GraphBuilder, x: str, weight: str, eps: float) -> str:
+    """RMSNorm over the last axis, in the primitives ONNX Runtime fuses at load."""
+    square = g.op("Pow", x, g.constant(2.0, np.float32))
+    mean = g.op("ReduceMean", square, axes=[-1], keepdims=1)
+    root = g.op("Sqrt", g.op("Add", mean, g.constant(eps, np.float32)))
+    return g.op("Mul", g.op("Div", x, root), g.weight(weight))
+
+
+def rotary_inputs(g: GraphBuilder, rows: str, width: int) -> Tables:
+    """Declare the inputs cos and sin, float32 [rows, width]."""
+    return g.input("cos", "float32", [rows, width]), g.input("sin", "float32", [rows, width])
+
+
+def layer_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
+    """LayerNorm over the last axis with `name`.weight and `name`.bias."""
+    inputs = (x, g.weight(f"{name}.weight"), g.weight(f"{name}.bias"))
+    return g.op("LayerNormalization", *inputs, axis=-1, epsilon=eps)
+
+
+def swiglu(g: GraphBuilder, x: str, gate_up: str, down: str, width: int) -> str:
+    """down(silu(gate x) * up x), gate and up stored as one [2 * width, in] weight."""
+    sizes = g.constant([width, width])
+    gate, up = g.ops("Split", linear(g, x, gate_up), sizes, count=2, axis=-1)
+    silu = g.op("Mul", gate, g.op("Sigmoid", gate))
+    return linear(g, g.op("Mul", silu, up), down)
+
+
+def gelu(g: GraphBuilder, x: str) -> str:
+    """Exact GELU: 0.5 x (1 + erf(x / sqrt 2))."""
+    erf = g.op("Erf", g.op("Div", x, g.constant(2.0**0.5, np.float32)))
+    inner = g.op("Mul", x, g.op("Add", erf, g.constant(1.0, np.float32)))
+    return g.op("Mul", inner, g.constant(0.5, np.float32))
+
+
+def gelu_tanh(g: GraphBuilder, x: str) -> str:
+    """GELU's tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    cube = g.op("Pow", x, g.constant(3.0, np.float32))
+    inner = g.op("Add", x, g.op("Mul", cube, g.constant(0.044715, np.float32)))
+    tanh = g.op("Tanh", g.op("Mul", inner, g.constant((2 / np.pi) ** 0.5, np.float32)))
+    half = g.op("Mul", x, g.constant(0.5, np.float32))
+    return g.op("Mul", half, g.op("Add", tanh, g.constant(1.0, np.float32)))
+
+
+def reshape(g: GraphBuilder, x: str, *shape: int) -> str:
+    """Reshape; 0 keeps a dimension, -1 is inferred."""
+    return g.op("Reshape", x, g.constant(list(shape)))
+
+
+def slice_axis(g: GraphBuilder, x: str, start: int, stop: int, axis: int) -> str:
+    """x[start:stop] along one axis."""
+    return g.op("Slice", x, g.constant([start]), g.constant([stop]), g.constant([axis]))
+
+
+def rotary(g: GraphBuilder, x: str, tables: Tables, num_heads: int) -> str:
+    """Rotate x [1, n, heads * d] by (cos, sin) [n, d / 2], one table row per row of x."""
+    # Position 0 with one element means: row i uses table row i.
+    return g.op(
+        "RotaryEmbedding", x, g.constant([0]), *tables,
+        domain=CONTRIB, num_heads=num_heads, interleaved=0,
+    )  # fmt: skip
+
+
+def normed_heads(
+    g: GraphBuilder, x: str, norm: str, eps: float, num_heads: int, head_dim: int
+) -> str:
+    """Per-head RMSNorm of x [n, heads * d], as [1, n, heads * d]."""
+    heads = rms_norm(g, reshape(g, x, -1, num_heads, head_dim), norm, eps)
+    return reshape(g, heads, 1, -1, num_heads * head_dim)
+
+
+def with_extra_row(g: GraphBuilder, x: str) -> str:
+    """x [1, n, w] with its last row repeated, so that no attention call has a single query.
+
+    Kernels take another path for one query and round differently; with the extra row a verify
+    block and single steps agree bit for bit on CPU (ort.md, 4f).
+    """
+    return g.op("Concat", x, slice_axis(g, x, -1, FULL_STOP, 1), axis=1)

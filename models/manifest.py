@@ -1,0 +1,146 @@
+"""The bundle's manifest: what is in the folder and every contract the runtime relies on.
+
+Written by export, read by runtime, strict in both directions. Opens no graph.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import RopeConfig, TargetConfig
+from .draft_config import DraftLayer
+from .errors import ManifestError
+from .grid import ImageConfig
+from .strict_json import from_json, to_json
+
+FORMAT_VERSION = 1
+MANIFEST = "bundle.json"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One graph input or output: name, dtype and shape with symbolic dimensions as strings."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One ONNX file of the bundle."""
+
+    file: str
+    sha256: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A raw array inside a data file, read by memory map."""
+
+    file: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A weight file: its size in bytes and digest."""
+
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class DraftSpec:
+    """One drafter of the bundle and all the runtime must know to run it."""
+
+    kind: str
+    layout: str
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    trained_on_media: bool | None
+    input_embedding_scale: float
+    rope: RopeConfig
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[DraftLayer, ...]
+    own_head: bool
+    d2t: TableSpec | None
+    target_digest: str
+    source_digest: str
+
+    @property
+    def mask_kinds(self) -> tuple[DraftLayer, ...]:
+        """The distinct (window, causal) kinds, in order of first use; `mask.{i}` is kind i."""
+        return tuple(dict.fromkeys(self.layers))
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What wrote the bundle."""
+
+    dflash_onnx: str
+    onnx: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole bundle.
+
+    `tap_before_deepstack`: taps of DeepStack layers are recorded before the addition, as
+    transformers' `hidden_states` does. `num_top` is K of the head's top-k outputs.
+    """
+
+    format_version: int
+    family: str
+    precision: str
+    versions: Versions
+    target: TargetConfig
+    image: ImageConfig
+    tokenizer_size: int
+    stop_ids: tuple[int, ...]
+    banned_ids: tuple[int, ...]
+    tap_layers: tuple[int, ...]
+    tap_before_deepstack: bool
+    num_top: int
+    target_digest: str
+    embedding: TableSpec
+    graphs: dict[str, GraphSpec]
+    data_files: dict[str, DataFile]
+    drafts: dict[str, DraftSpec]
+
+
+def write_manifest(manifest: Manifest, folder: Path) -> None:
+    """Write bundle.json."""
+    text = json.dumps(to_json(manifest), indent=1, ensure_ascii=False)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read bundle.json; `ManifestError` says what is wrong and where."""
+    path = folder / MANIFEST
+    if folder.is_file() or not folder.is_dir():
+        kind = "a file, not a bundle folder" if folder.is_file() else "not a folder"
+        raise ManifestError(f"{folder} is {kind}; give the folder that `dflash-onnx export` wrote.")
+    if not path.is_file():
+        raise ManifestError(
+            f"{path} is missing; {folder} is not a bundle. Make one with `dflash-onnx export`."
+        )
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{path} cannot be read as JSON: {error}") from None
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if version != FORMAT_VERSION:
+        raise ManifestError(
+            f"{path}: format_version is {version!r}, this dflash-onnx reads {FORMAT_VERSION}. "
+            "Export the checkpoint again."
+        )
+    return from_json(Manifest, raw, str(path))

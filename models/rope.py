@@ -1,0 +1,39 @@
+"""Rotary tables on the host: one-dimensional and interleaved M-RoPE, full or partial width.
+
+No graph sees a position; it gets the cosines and sines made here, one row per query or key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import RopeConfig
+
+Float = NDArray[np.float32]
+
+
+def inverse_frequencies(rope: RopeConfig) -> Float:
+    """Inverse frequencies [rotary_dim / 2] in float32."""
+    exponent = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
+    return (1.0 / np.float32(rope.theta) ** exponent.astype(np.float32)).astype(np.float32)
+
+
+def rotary_table(positions: NDArray[np.int64], rope: RopeConfig) -> tuple[Float, Float]:
+    """Cosines and sines [n, rotary_dim / 2] of positions [n], or of M-RoPE positions [3, n]."""
+    frequencies = inverse_frequencies(rope)
+    angles = positions[..., None].astype(np.float32) * frequencies
+    if positions.ndim == 2:
+        angles = _interleave(angles, rope)
+    return np.cos(angles), np.sin(angles)
+
+
+def _interleave(angles: Float, rope: RopeConfig) -> Float:
+    """Pick each frequency's axis from [3, n, d]: t h w t h w ..., then t (Qwen3-VL's order)."""
+    if rope.mrope_section is None:
+        raise ValueError("rotary_table: [3, n] positions need a rope with mrope_section")
+    chosen = angles[0].copy()
+    for axis in (1, 2):
+        columns = slice(axis, 3 * rope.mrope_section[axis], 3)
+        chosen[:, columns] = angles[axis][:, columns]
+    return chosen

@@ -1,0 +1,24 @@
+"""Where a weight lies: the description a graph needs to name it as external data.
+
+Shared between the exporter that writes data files and the graph definitions that refer to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor inside a data file of the bundle; `dtype` is the ONNX-style name, e.g. float16."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+    num_bytes: int
+
+
+Tensors = Mapping[str, StoredTensor]

@@ -1,0 +1,211 @@
+"""The loop: prefill, then rounds of propose, verify, accept, commit, emit.
+
+One loop for streaming and one-shot, greedy and sampled, speculative and plain. Knows rows and
+tokens; prompts, images and templates are behind the plan it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..models.positions import (
+    Hole,
+    Ints,
+    Position,
+    Row,
+    Span,
+    advancing_positions,
+    next_position,
+    text_ruler,
+)
+from .drafters.base import Observed, Request
+from .options import GenerateOptions
+from .output_text import OutputText
+from .plan import Batch, PromptPlan, common_rows
+from .results import Delta, FinishReason, Round, Timings
+from .sampling import HeadRows, History, Sampler
+from .target import TargetRows
+from .verify import Verdict, accept_equal, accept_rejection
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
+
+RULES = {"equal": accept_equal, "rejection": accept_rejection}
+
+
+class Answer:
+    """One answer being generated in a conversation."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        plan: PromptPlan,
+        options: GenerateOptions,
+        on_round: Callable[[Round], None],
+    ) -> None:
+        model = conversation.model
+        self._conversation = conversation
+        self._plan = plan
+        self._options = options
+        self._on_round = on_round
+        self._target = model.target
+        self._cache = conversation.cache
+        self._draft = conversation.draft
+        self._budget = conversation.output_budget(plan, options.max_new_tokens)
+        vocab_size = model.manifest.target.text.vocab_size
+        self._sampler = Sampler(options.sampling, History.start(plan.text_ids, vocab_size))
+        self._with_logits = options.sampling.needs_logits(model.manifest.num_top)
+        self._tokens = plan.token_ids.tolist()
+        self._pos_next = Position(0)
+        self._holes_traced = len(self._draft.counts.holes)
+        self.text = OutputText(model.tokenizer, frozenset(model.manifest.stop_ids), options.stop)
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.rounds: list[Round] = []
+        self.timings = Timings()
+
+    def deltas(self) -> Iterator[Delta]:
+        """Generate; yields whenever tokens were emitted."""
+        if self._budget == 0:
+            self.finish_reason = "length"
+            return
+        started = perf_counter()
+        yield self._emit(self._keep(self._prefill().tokens))
+        self.timings.prefill_seconds += perf_counter() - started
+        while self.finish_reason is None:
+            started = perf_counter()
+            kept = self._round()
+            self.timings.decode_seconds += perf_counter() - started
+            yield self._emit(kept)
+
+    def _prefill(self) -> Verdict:
+        """Bring the cache up to the whole prompt and sample the first token."""
+        start = self._reuse_prefix()
+        self._pos_next = next_position(self._plan.mrope_positions)
+        self.timings.reused_rows = start
+        self.timings.prefilled_rows = self._plan.num_rows - start
+        for batch in self._plan.batches(start, self._options.chunk):
+            rows = self._run_batch(batch)
+        last = np.array([rows.hidden.shape[0] - 1])
+        return self._accept(self._target.head.rows(rows.hidden, last, self._with_logits), [])
+
+    def _reuse_prefix(self) -> Row:
+        """Crop target and draft to the rows this prompt shares with what is cached."""
+        conversation, plan = self._conversation, self._plan
+        keys = plan.keys()
+        start = common_rows(conversation.row_keys, keys)
+        self._cache.crop(start)
+        del conversation.row_keys[start:]
+        position = Position(int(text_ruler(plan.mrope_positions)[start]))
+        self._draft.crop(start, position)
+        self._keys = keys
+        return start
+
+    def _run_batch(self, batch: Batch) -> TargetRows:
+        started = perf_counter()
+        if batch.media is None:
+            embeds, deepstack = self._target.embed(batch.token_ids), None
+        else:
+            rows = slice(batch.offset, batch.offset + batch.token_ids.size)
+            media = batch.media.rows()
+            embeds, deepstack = media.embeds[rows], media.deepstack[:, rows]
+            self.timings.vision_seconds += perf_counter() - started
+        output = self._target.forward(
+            self._cache, embeds, batch.mrope_positions, deepstack, self._draft.taps
+        )
+        if batch.media is not None and batch.is_last_of_span:
+            batch.media.release()
+        keys = self._keys[batch.first_row : batch.first_row + batch.token_ids.size]
+        self._commit(batch.token_ids, batch.mrope_positions, output, batch.span, keys)
+        return output
+
+    def _commit(
+        self, token_ids: Ints, positions: Ints, output: TargetRows, span: Span, keys: Sequence
+    ) -> None:
+        """Keep the rows the target has just computed, and show them to the drafter."""
+        first, count = self._cache.num_rows, token_ids.size
+        self._cache.commit(count)
+        self._conversation.row_keys += keys
+        taps = {i: tap[:count] for i, tap in output.taps.items()}
+        self._draft.observe(Observed(first, token_ids, positions, taps, span))
+
+    def _round(self) -> list[int]:
+        """Propose, verify, accept, keep, commit; returns the tokens to emit."""
+        anchor, first_row = self._tokens[-1], self._cache.num_rows
+        started = perf_counter()
+        proposal = self._draft.propose(
+            Request(
+                anchor=anchor,
+                max_drafts=self._budget - len(self.token_ids) - 1,
+                row=first_row,
+                position=self._pos_next,
+                output_index=len(self.token_ids),
+                tokens=self._tokens,
+            )
+        )
+        self.timings.draft_seconds += perf_counter() - started
+        started = perf_counter()
+        block = np.array([anchor, *proposal.token_ids])
+        positions = advancing_positions(self._pos_next, block.size)
+        output = self._target.forward(
+            self._cache, self._target.embed(block), positions, None, self._draft.taps
+        )
+        rows = self._target.head.rows(output.hidden, np.arange(block.size), self._with_logits)
+        verdict = self._accept(rows, proposal.token_ids)
+        self.timings.verify_seconds += perf_counter() - started
+        kept = self._keep(verdict.tokens)
+        produced = len(kept)
+        span = Span(first_row, produced, "text", False)
+        committed = block[:produced]
+        self._commit(committed, positions[:, :produced], output, span, committed.tolist())
+        self._pos_next = next_position(positions[:, :produced])
+        self._record(
+            Round(
+                index=len(self.rounds),
+                rows=first_row,
+                block_start=proposal.block_start,
+                anchor=anchor,
+                drafted=tuple(proposal.token_ids),
+                accepted=min(verdict.accepted, produced),
+                produced=produced,
+                hole=self._new_hole(),
+            )
+        )
+        return kept
+
+    def _accept(self, rows: HeadRows, drafts: list[int]) -> Verdict:
+        return RULES[self._options.accept](self._sampler, rows, drafts, len(self.token_ids))
+
+    def _keep(self, tokens: Sequence[int]) -> list[int]:
+        """Take tokens until one ends the answer; ids, text, counts and history stop there."""
+        kept = []
+        for token in tokens:
+            kept.append(token)
+            self.token_ids.append(token)
+            self._tokens.append(token)
+            self._sampler.history.push(token)
+            if self.text.push(token):
+                self.finish_reason = "stop"
+            elif len(self.token_ids) == self._budget:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                break
+        return kept
+
+    def _emit(self, kept: list[int]) -> Delta:
+        text = self.text.take_delta() if self.finish_reason is None else self.text.finish()
+        return Delta(text, tuple(kept))
+
+    def _record(self, record: Round) -> None:
+        self.rounds.append(record)
+        self._on_round(record)
+
+    def _new_hole(self) -> Hole | None:
+        holes = self._draft.counts.holes
+        new = holes[-1] if len(holes) > self._holes_traced else None
+        self._holes_traced = len(holes)
+        return new

@@ -1,0 +1,1 @@
+"""Ways to draft, one interface."""

@@ -1,0 +1,104 @@
+"""The interface of every way to draft, and the plain one that never drafts.
+
+A drafter sees committed rows and proposes tokens; it never changes what the target answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...models.positions import Hole, Ints, Position, Row, Span
+
+Float = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Committed target rows of one span: ids [n], M-RoPE positions [3, n], taps {layer: [n, H]}.
+
+    `span` is the whole span, of which these rows may be a slice.
+    """
+
+    first_row: Row
+    token_ids: Ints
+    mrope_positions: Ints
+    taps: dict[int, Float]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Request:
+    """Draft up to `max_drafts` tokens after `anchor`, whose row and position come next.
+
+    `tokens` is everything so far, prompt and output, the anchor last; `output_index` is the
+    index in the output of the first token to draft.
+    """
+
+    anchor: int
+    max_drafts: int
+    row: Row
+    position: Position
+    output_index: int
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafted ids; where the block started on the draft's ruler, if it has one."""
+
+    token_ids: list[int]
+    block_start: Position | None = None
+
+
+@dataclass
+class DraftCounts:
+    """What happened on the draft side so far."""
+
+    holes: list[Hole] = field(default_factory=list)
+    seeded_rows: int = 0
+    skipped_spans: int = 0
+    injected_rows: int = 0
+
+
+class Drafter(Protocol):
+    """One way to draft; owned by one conversation."""
+
+    name: str
+    max_drafts: int
+    taps: tuple[int, ...]
+    counts: DraftCounts
+
+    def observe(self, rows: Observed) -> None:
+        """Take note of rows the target has committed."""
+
+    def propose(self, request: Request) -> Proposal:
+        """Draft at most `request.max_drafts` tokens."""
+
+    def crop(self, num_rows: Row, position: Position) -> None:
+        """Forget rows from `num_rows` on; the next row will have text position `position`."""
+
+
+class NoDraft:
+    """Plain decoding: one target call per token."""
+
+    name = "none"
+    max_drafts = 0
+    taps: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.counts = DraftCounts()
+
+    def observe(self, rows: Observed) -> None:
+        """Nothing to note."""
+
+    def propose(self, request: Request) -> Proposal:
+        """No drafts."""
+        return Proposal([])
+
+    def crop(self, num_rows: Row, position: Position) -> None:
+        """Nothing to forget."""

@@ -1,0 +1,111 @@
+"""The drafter's K/V rows of one mask kind: slots with a position and a visibility each.
+
+Attention does not care about slot order once keys are rotated, so a full ring simply overwrites
+its smallest positions. Knows positions on the draft's ruler; knows no graphs and no policy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...models.positions import Hole, Ints, Position
+from .rows import Float, RowWriter
+
+FREE = -1
+INITIAL_ROWS = 64
+
+
+class DraftCache:
+    """Keys and values [1, kv heads, slots, d] for `num_layers` layers that share one window.
+
+    A sliding window W keeps a ring of W-1 rows, all that a query can see; a full layer grows.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        window: int | None,
+        writer: RowWriter,
+    ) -> None:
+        self.window = window
+        self._writer = writer
+        self._head = (num_kv_heads, head_dim)
+        capacity = INITIAL_ROWS if window is None else window - 1
+        self.keys = [self._buffer(capacity) for _ in range(num_layers)]
+        self.values = [self._buffer(capacity) for _ in range(num_layers)]
+        self.positions: Ints = np.full(capacity, FREE, np.int64)
+        self.valid: NDArray[np.bool_] = np.zeros(capacity, bool)
+        self._evicted_below = Position(0)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows held, visible or not."""
+        return int((self.positions != FREE).sum())
+
+    def append(
+        self, keys: list[Float], values: list[Float], positions: Ints, visible: bool
+    ) -> None:
+        """Store rows [1, kv heads, n, d] of every layer at `positions` [n]."""
+        keep = self._newest(positions)
+        slots = self._free_slots(keep.size)
+        for store, new in zip((*self.keys, *self.values), (*keys, *values), strict=True):
+            self._writer.write(store, np.ascontiguousarray(new[:, :, keep]), slots)
+        self.positions[slots] = positions[keep]
+        self.valid[slots] = visible
+
+    def crop(self, position: Position) -> Hole | None:
+        """Drop rows at `position` and beyond; returns rows a ring had already lost before it."""
+        dropped = self.positions >= position
+        self.positions[dropped] = FREE
+        self.valid[dropped] = False
+        if self.window is None:
+            return None
+        start = max(0, position - (self.window - 1))
+        stop = min(self._evicted_below, position)
+        self._evicted_below = Position(min(self._evicted_below, start))
+        return Hole(Position(start), Position(stop)) if start < stop else None
+
+    def check(self) -> None:
+        """Invariants, for tests: distinct positions, free slots invisible."""
+        used = self.positions[self.positions != FREE]
+        assert len(set(used.tolist())) == used.size, "two rows at one position"
+        assert not self.valid[self.positions == FREE].any(), "a free slot is visible"
+
+    def _newest(self, positions: Ints) -> Ints:
+        """Indices of the rows that a ring can hold at all; the others count as evicted."""
+        size = positions.size
+        if self.window is None or size <= self.window - 1:
+            return np.arange(size)
+        first = size - (self.window - 1)
+        self._evict(positions[:first])
+        return np.arange(first, size)
+
+    def _free_slots(self, count: int) -> Ints:
+        free = np.flatnonzero(self.positions == FREE)
+        if free.size < count and self.window is None:
+            self._grow(self.num_rows + count)
+            free = np.flatnonzero(self.positions == FREE)
+        if free.size < count:
+            # All slots but the free ones, smallest position first.
+            oldest = np.argsort(self.positions)[free.size :][: count - free.size]
+            self._evict(self.positions[oldest])
+            free = np.concatenate([oldest, free])
+        return np.sort(free[:count])
+
+    def _evict(self, positions: Ints) -> None:
+        if positions.size:
+            self._evicted_below = Position(max(self._evicted_below, int(positions.max()) + 1))
+
+    def _grow(self, needed: int) -> None:
+        extra = max(needed, 2 * self.positions.size) - self.positions.size
+        self.positions = np.pad(self.positions, (0, extra), constant_values=FREE)
+        self.valid = np.pad(self.valid, (0, extra))
+        for stores in (self.keys, self.values):
+            stores[:] = [np.concatenate([s, self._buffer(extra)], axis=2) for s in stores]
+
+    def _buffer(self, capacity: int) -> Float:
+        heads, width = self._head
+        return np.zeros((1, heads, capacity, width), np.float32)

@@ -1,0 +1,127 @@
+"""The DFlash drafter's networks of a bundle: features to K/V rows, and a block to token ids.
+
+Shared and immutable. Knows graphs, rope and heads; knows no cache, no holes and no policy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ...models.draft_config import DraftLayer
+from ...models.manifest import DraftSpec, Manifest
+from ...models.positions import Ints, visible_block, visible_context
+from ...models.rope import rotary_table
+from ..session import Runtime
+from ..target import Head, Target, map_table
+from .draft_cache import DraftCache
+from .rows import Float, GraphWriter, HostWriter, RowWriter
+
+# Finite, so that half-precision providers can add it; far below any normalised score.
+MASKED = np.float32(-1e4)
+
+
+class DraftNetworks(Protocol):
+    """What a DFlash drafter computes with; tests put an oracle here."""
+
+    taps: tuple[int, ...]
+    block_size: int
+    layers: tuple[DraftLayer, ...]
+    kinds: tuple[DraftLayer, ...]
+
+    def new_cache(self, kind: DraftLayer) -> DraftCache:
+        """An empty cache for the layers of one mask kind."""
+
+    def inject(self, features: list[Float], positions: Ints) -> tuple[list[Float], list[Float]]:
+        """Keys and values [1, kv heads, n, d] per layer of feature rows, one [n, H] per tap."""
+
+    def draft(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> list[int]:
+        """Ids [B-1] drafted by a block of B rows at `positions`, the anchor first."""
+
+    def zero_features(self, num_rows: int) -> list[Float]:
+        """Feature rows of zeros, which give K = V = 0."""
+
+
+class DFlashNetworks:
+    """The graphs of one drafter, with the target's embedding and (unless reduced) head."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        manifest: Manifest,
+        runtime: Runtime,
+        target: Target,
+        append_by_graph: bool = False,
+    ) -> None:
+        spec, graphs = manifest.drafts[name], manifest.graphs
+        self.spec: DraftSpec = spec
+        self.taps = spec.target_layer_ids
+        self.block_size = spec.block_size
+        self.layers = spec.layers
+        self.kinds = spec.mask_kinds
+        self._target = target
+        self._inject = runtime.open(graphs[f"{name}.inject"])
+        self._block = runtime.open(graphs[f"{name}.block"])
+        append = runtime.open(graphs[f"{name}.append"])
+        self._writer: RowWriter = GraphWriter(append) if append_by_graph else HostWriter()
+        self._d2t = None if spec.d2t is None else map_table(folder, spec.d2t)
+        self._head = self._open_head(name, manifest, runtime)
+
+    def new_cache(self, kind: DraftLayer) -> DraftCache:
+        """An empty cache for the layers of one mask kind."""
+        count = self.layers.count(kind)
+        spec = self.spec
+        return DraftCache(count, spec.num_kv_heads, spec.head_dim, kind.window, self._writer)
+
+    def inject(self, features: list[Float], positions: Ints) -> tuple[list[Float], list[Float]]:
+        """Keys and values [1, kv heads, n, d] per layer of feature rows, one [n, H] per tap."""
+        cos, sin = rotary_table(positions, self.spec.rope)
+        feeds = {f"tap.{i}": f for i, f in zip(self.taps, features, strict=True)}
+        outputs = self._inject.run({**feeds, "cos": cos, "sin": sin})
+        return outputs[0::2], outputs[1::2]
+
+    def draft(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> list[int]:
+        """Ids [B-1] drafted by a block of B rows at `positions`, the anchor first."""
+        cos, sin = rotary_table(positions, self.spec.rope)
+        feeds: dict[str, np.ndarray] = {"embeds": self._embeds(anchor, positions.size)}
+        feeds |= {"cos": cos, "sin": sin}
+        for i, (kind, cache) in enumerate(zip(self.kinds, caches, strict=True)):
+            feeds[f"mask.{i}"] = _mask(kind, cache, positions)
+            layers = [n for n, layer in enumerate(self.layers) if layer == kind]
+            for layer, key, value in zip(layers, cache.keys, cache.values, strict=True):
+                feeds[f"past_key_values.{layer}.key"] = key
+                feeds[f"past_key_values.{layer}.value"] = value
+        (hidden,) = self._block.run(feeds)
+        ids = self._head.argmax(hidden, np.arange(1, positions.size))
+        return [int(i) for i in (ids if self._d2t is None else self._d2t[ids])]
+
+    def zero_features(self, num_rows: int) -> list[Float]:
+        """Feature rows of zeros, which give K = V = 0."""
+        width = self._target.config.text.hidden_size
+        return [np.zeros((num_rows, width), np.float32) for _ in self.taps]
+
+    def _embeds(self, anchor: int, num_rows: int) -> Float:
+        ids = np.full(num_rows, self.spec.mask_token_id)
+        ids[0] = anchor
+        return self._target.embed(ids) * np.float32(self.spec.input_embedding_scale)
+
+    def _open_head(self, name: str, manifest: Manifest, runtime: Runtime) -> Head:
+        if self._d2t is None:
+            return self._target.head
+        banned = np.flatnonzero(np.isin(self._d2t, manifest.banned_ids))
+        return Head(runtime.open(manifest.graphs[f"{name}.head"]), self._d2t.size, banned.tolist())
+
+
+def _mask(kind: DraftLayer, cache: DraftCache, positions: Ints) -> Float:
+    """Additive mask [B, slots + B] of one kind: cached rows, then the block itself."""
+    seen = np.concatenate(
+        [
+            visible_context(positions, cache.positions, kind.window, cache.valid),
+            visible_block(positions.size, kind.window, kind.causal),
+        ],
+        axis=1,
+    )
+    return np.where(seen, np.float32(0), MASKED)

@@ -1,0 +1,210 @@
+"""A loaded bundle: networks, tokenizer and template, shared by all conversations.
+
+Immutable after load; everything that can be known to be wrong is found at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..models.errors import ManifestError, PromptError
+from ..models.manifest import Manifest, read_manifest
+from .chat import ChatTemplate, Messages, normalise_messages
+from .conversation import Conversation, DraftChoice, Generation
+from .drafters.base import Drafter, NoDraft
+from .drafters.dflash import DFlash
+from .drafters.lookup import MAX_DRAFTS, Lookup
+from .drafters.networks import DFlashNetworks
+from .drafters.policy import HoleSettings, default_policy, parse_policy
+from .drafting import DraftRunner
+from .images import ImageSource, PreparedImage, prepare_image
+from .plan import Media, PlanBuilder, PromptPlan
+from .session import Runtime
+from .target import Target
+from .tokenizer import Tokenizer, encode_chat
+
+
+class Model:
+    """A bundle ready to generate."""
+
+    def __init__(
+        self,
+        folder: Path,
+        provider: str = "cpu",
+        *,
+        threads: int | None = None,
+        context_limit: int | None = None,
+        max_pixels: int | None = None,
+        append_by_graph: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.manifest: Manifest = read_manifest(folder)
+        check_files(folder, self.manifest)
+        self.image_config = self.manifest.image.with_max_pixels(max_pixels)
+        self.context_limit = _limit(context_limit, self.manifest)
+        self.tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+        self.template = _template(folder)
+        self._runtime = Runtime(folder, provider, threads)
+        self.target = Target(folder, self.manifest, self._runtime)
+        self.networks = {
+            name: DFlashNetworks(
+                name, folder, self.manifest, self._runtime, self.target, append_by_graph
+            )
+            for name in self.manifest.drafts
+        }
+
+    def conversation(self, draft: str | Drafter | None = None, **choice: Any) -> Conversation:
+        """A new conversation; `draft` and `holes`, `hole_rows`, `draft_tokens` as `DraftChoice`."""
+        return Conversation(self, DraftChoice(draft, **choice))
+
+    def generate(
+        self,
+        messages: Messages,
+        images: Sequence[ImageSource] = (),
+        draft: str | Drafter | None = None,
+        *,
+        holes: str | None = None,
+        hole_rows: int | None = None,
+        draft_tokens: int | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Answer `messages` in a conversation of its own; iterate the result for deltas."""
+        choice = DraftChoice(draft, holes, hole_rows, draft_tokens)
+        return Conversation(self, choice).generate(messages, images, **options)
+
+    def plan(self, messages: Messages, images: Sequence[ImageSource] = ()) -> PromptPlan:
+        """Lay out messages and images as rows and positions."""
+        return self.plan_prepared(
+            messages, [prepare_image(image, self.image_config) for image in images]
+        )
+
+    def plan_prepared(self, messages: Messages, images: Sequence[PreparedImage]) -> PromptPlan:
+        """Lay out messages and images that are already patches."""
+        normal = normalise_messages(messages, len(images))
+        ids = encode_chat(self.template, self.tokenizer, normal)
+        placeholder = self.manifest.target.special.image
+        if ids.count(placeholder) != len(images):
+            raise PromptError(
+                f"the chat template wrote {ids.count(placeholder)} image placeholder(s) for "
+                f"{len(images)} image(s); put images into user messages."
+            )
+        return self._layout(ids, placeholder, images)
+
+    def new_draft(self, choice: DraftChoice) -> DraftRunner:
+        """A fresh drafter for one conversation; `PromptError` names what the bundle has."""
+        special = self.manifest.banned_ids
+        drafter = self._drafter(choice)
+        return DraftRunner(drafter, special, self.manifest.target.text.vocab_size)
+
+    def provider_info(self) -> dict[str, Any]:
+        """Where the networks run, for results and reports."""
+        runtime = self._runtime
+        return {
+            "name": runtime.provider,
+            "onnxruntime": runtime.version,
+            "threads": runtime.threads,
+            "precision": self.manifest.precision,
+        }
+
+    def _drafter(self, choice: DraftChoice) -> Drafter:
+        name = choice.draft
+        if name is None:
+            name = next(iter(self.networks), "none")
+        if not isinstance(name, str):
+            return name
+        if name in self.networks:
+            return self._dflash(name, choice)
+        if name in ("none", "lookup"):
+            _refuse_hole_options(name, choice)
+            return NoDraft() if name == "none" else Lookup(_lookup_tokens(choice.draft_tokens))
+        known = ", ".join(["none", "lookup", *self.networks])
+        raise PromptError(f"the bundle has no drafter {name!r}; choose one of {known}.")
+
+    def _dflash(self, name: str, choice: DraftChoice) -> DFlash:
+        networks = self.networks[name]
+        policy = (
+            default_policy(networks.spec.trained_on_media)
+            if choice.holes is None
+            else parse_policy(choice.holes)
+        )
+        settings = HoleSettings(policy, choice.hole_rows)
+        return DFlash(name, networks, settings, choice.draft_tokens)
+
+    def _layout(
+        self, ids: list[int], placeholder: int, images: Sequence[PreparedImage]
+    ) -> PromptPlan:
+        builder, start, waiting = PlanBuilder(), 0, iter(images)
+        for i, token in enumerate(ids):
+            if token == placeholder:
+                builder.text(ids[start:i])
+                image = next(waiting)
+                builder.image(placeholder, image.grid, self._media(image))
+                start = i + 1
+        builder.text(ids[start:])
+        return builder.plan()
+
+    def _media(self, image: PreparedImage) -> Media:
+        return Media(
+            "image", image.digest, image.grid.num_rows, lambda: self.target.encode_image(image)
+        )
+
+
+def load(bundle: str | Path, provider: str = "cpu", **options: Any) -> Model:
+    """Load a bundle; options are those of `Model`. Raises `ManifestError` or `ProviderError`."""
+    return Model(Path(bundle), provider, **options)
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Every data file must be there in full; `ManifestError` names the first that is not."""
+    for name, data in manifest.data_files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ManifestError(f"{path} is missing from the bundle. Export it again.")
+        size = path.stat().st_size
+        if size != data.num_bytes:
+            raise ManifestError(
+                f"{path} has {size} bytes, the manifest says {data.num_bytes}; the file is "
+                "damaged or was copied incompletely. Export it again."
+            )
+    for name, draft in manifest.drafts.items():
+        if draft.target_digest != manifest.target_digest:
+            raise ManifestError(
+                f"{folder}: drafter {name!r} was exported for target "
+                f"{draft.target_digest[:12]}, this bundle's target is "
+                f"{manifest.target_digest[:12]}. Export them together."
+            )
+
+
+def _template(folder: Path) -> ChatTemplate:
+    path = folder / "chat_template.jinja"
+    if not path.is_file():
+        raise ManifestError(f"{path} is missing from the bundle. Export it again.")
+    return ChatTemplate(path.read_text(encoding="utf-8"), str(path))
+
+
+def _limit(asked: int | None, manifest: Manifest) -> int:
+    trained = manifest.target.text.context_limit
+    limit = trained if asked is None else asked
+    if not 1 <= limit <= trained:
+        raise PromptError(f"the context limit must lie between 1 and {trained}, not {limit}.")
+    return limit
+
+
+def _lookup_tokens(draft_tokens: int | None) -> int:
+    tokens = MAX_DRAFTS if draft_tokens is None else draft_tokens
+    if tokens < 0:
+        raise PromptError(f"draft tokens must be 0 or more, not {tokens}.")
+    return tokens
+
+
+def _refuse_hole_options(name: str, choice: DraftChoice) -> None:
+    for option, value in (("holes", choice.holes), ("hole_rows", choice.hole_rows)):
+        if value is not None:
+            raise PromptError(
+                f"{option}={value!r} has no meaning for drafter {name!r}, which keeps no cache."
+            )
+
+
+__all__ = ["Model", "check_files", "load"]

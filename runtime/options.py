@@ -1,0 +1,50 @@
+"""Options of one generation, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..models.errors import PromptError
+from .sampling import SamplingParams
+
+ACCEPT_RULES = ("equal", "rejection")
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """How far and how to generate; `chunk` is the largest prefill batch in rows.
+
+    `accept`: "equal" keeps the text of the plain run at the same seed, with any drafter;
+    "rejection" accepts more drafts and keeps only the distribution.
+    """
+
+    max_new_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    chunk: int = 512
+    accept: str = "equal"
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 0:
+            raise PromptError(f"max_new_tokens must be 0 or more, not {self.max_new_tokens}.")
+        if self.chunk < 1:
+            raise PromptError(f"chunk must be 1 row or more, not {self.chunk}.")
+        if self.accept not in ACCEPT_RULES:
+            rules = " or ".join(ACCEPT_RULES)
+            raise PromptError(f"accept must be {rules}, not {self.accept!r}.")
+        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+            raise PromptError(f"stop must be a list of non-empty strings, not {self.stop!r}.")
+
+
+def make_options(**options: Any) -> GenerateOptions:
+    """Options from flat keywords, e.g. temperature=0.7, max_new_tokens=64.
+
+    Raises TypeError for a name that is no option, `PromptError` for a value out of range.
+    """
+    names = {f.name for f in fields(SamplingParams)}
+    sampling = {k: v for k, v in options.items() if k in names}
+    rest = {k: v for k, v in options.items() if k not in names}
+    if "stop" in rest and not isinstance(rest["stop"], str):
+        rest["stop"] = tuple(rest["stop"])
+    return GenerateOptions(sampling=SamplingParams(**sampling), **rest)

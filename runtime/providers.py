@@ -1,0 +1,77 @@
+"""Which ONNX Runtime is installed, and how a session is opened on a provider.
+
+Knows distributions, provider names, threads and session options; knows no graph.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from types import ModuleType
+
+from ..models.errors import ProviderError
+
+# Vendor builds of ONNX Runtime that all own the import package `onnxruntime`.
+DISTRIBUTIONS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-migraphx",
+    "onnxruntime-rocm",
+    "onnxruntime-directml",
+    "onnxruntime-windowsml",
+    "onnxruntime-webgpu",
+)
+PROVIDERS = {"cpu": "CPUExecutionProvider"}
+
+
+def installed_distributions() -> list[str]:
+    """The installed distributions that provide `onnxruntime`."""
+    found = []
+    for name in DISTRIBUTIONS:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found.append(name)
+    return found
+
+
+def check_distributions(found: list[str]) -> None:
+    """Exactly one may be installed; `ProviderError` says which to install or remove."""
+    if not found:
+        raise ProviderError(
+            "ONNX Runtime is not installed. Install one build: pip install 'dflash-onnx[cpu]' "
+            "(or cuda, rocm, directml, coreml, webgpu, openvino)."
+        )
+    if len(found) > 1:
+        raise ProviderError(
+            f"{len(found)} builds of ONNX Runtime are installed ({', '.join(found)}) and overwrite "
+            f"each other. Run: pip uninstall {' '.join(found)}; then install the one you want."
+        )
+
+
+def import_onnxruntime() -> ModuleType:
+    """Import onnxruntime after checking that exactly one build is installed."""
+    check_distributions(installed_distributions())
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ProviderError(f"ONNX Runtime is installed but does not load: {error}") from error
+    return onnxruntime
+
+
+def provider_name(provider: str) -> str:
+    """The execution provider of a short name; `ProviderError` lists what this version runs on."""
+    if provider not in PROVIDERS:
+        raise ProviderError(
+            f"provider {provider!r} is not supported by this version "
+            f"(supported: {', '.join(PROVIDERS)})."
+        )
+    return PROVIDERS[provider]
+
+
+def num_threads() -> int:
+    """Processors this process may use, which in a container is fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

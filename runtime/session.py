@@ -1,0 +1,143 @@
+"""One graph of a bundle as a session: checked against the manifest, run through IO binding.
+
+Knows ONNX Runtime; knows nothing about what a graph computes. Sessions are shared between
+conversations and threads; a `Binding` belongs to one caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..models.errors import ManifestError, ProviderError
+from ..models.manifest import GraphSpec
+from .providers import import_onnxruntime, num_threads, provider_name
+
+Array = NDArray[Any]
+
+
+class Runtime:
+    """ONNX Runtime on one provider; opens graphs of one bundle folder."""
+
+    def __init__(self, folder: Path, provider: str, threads: int | None = None) -> None:
+        self._ort = import_onnxruntime()
+        self.provider = provider
+        self.provider_name = provider_name(provider)
+        self.threads = threads or num_threads()
+        self.version: str = self._ort.__version__
+        self._folder = folder
+
+    def open(self, spec: GraphSpec) -> Graph:
+        """Open a graph; `ManifestError` or `ProviderError` says which file and why."""
+        path = self._folder / spec.file
+        if not path.is_file():
+            raise ManifestError(f"{path} is missing from the bundle. Export it again.")
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.log_severity_level = 3
+        # Spinning pools of several sessions fight for the same cores (ort.md, 5).
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            # `enable_fallback` off: a provider that fails must not become CPU in silence.
+            session = self._ort.InferenceSession(
+                str(path), options, providers=[self.provider_name], enable_fallback=0
+            )
+        except Exception as error:  # the library raises its own unrelated classes
+            raise ManifestError(f"{path} cannot be loaded: {_first_line(error)}") from error
+        self._check_provider(path, session.get_providers())
+        _check_interface(path, spec, session)
+        return Graph(self._ort, session, spec)
+
+    def _check_provider(self, path: Path, providers: list[str]) -> None:
+        if providers[0] != self.provider_name:
+            raise ProviderError(
+                f"{path} was asked to run on {self.provider_name} but ONNX Runtime chose "
+                f"{providers[0]}; a library that the provider needs is missing."
+            )
+
+
+class Graph:
+    """A loaded graph."""
+
+    def __init__(self, ort: Any, session: Any, spec: GraphSpec) -> None:
+        self._ort = ort
+        self._session = session
+        self._spec = spec
+        self.outputs = tuple(o.name for o in spec.outputs)
+
+    def bind(self) -> Binding:
+        """A new set of inputs and outputs for one caller."""
+        return Binding(self._ort, self._session)
+
+    def run(self, feeds: Mapping[str, Array], fetch: Iterable[str] | None = None) -> list[Array]:
+        """Run once on host arrays and return the fetched outputs in order."""
+        binding = self.bind()
+        for name, array in feeds.items():
+            binding.feed(name, array)
+        return binding.run(self.outputs if fetch is None else tuple(fetch))
+
+
+class Binding:
+    """IO binding of one graph: inputs stay bound between runs until they are replaced."""
+
+    def __init__(self, ort: Any, session: Any) -> None:
+        self._ort = ort
+        self._session = session
+        self._binding = session.io_binding()
+        # The runtime reads these buffers by address, so they must outlive the run.
+        self._alive: dict[str, Any] = {}
+        self._shared: dict[str, Any] = {}
+        self._fetch: tuple[str, ...] = ()
+
+    def feed(self, name: str, array: Array) -> None:
+        """Bind an input to a host array without copying it."""
+        contiguous = np.ascontiguousarray(array)
+        value = self._ort.OrtValue.ortvalue_from_numpy(contiguous)
+        self._alive[name] = (contiguous, value)
+        self._binding.bind_ortvalue_input(name, value)
+
+    def share(self, input_name: str, output_name: str, array: Array) -> None:
+        """Bind one buffer as input and output, so that the graph updates it in place."""
+        self.feed(input_name, array)
+        self._shared[output_name] = self._alive[input_name][1]
+        self._fetch = ()
+
+    def run(self, fetch: Iterable[str]) -> list[Array]:
+        """Run and return the fetched outputs as host arrays, in the order asked."""
+        fetch = tuple(fetch)
+        if fetch != self._fetch:
+            self._binding.clear_binding_outputs()
+        for name in fetch:
+            self._binding.bind_output(name, "cpu")
+        if fetch != self._fetch:
+            for name, value in self._shared.items():
+                self._binding.bind_ortvalue_output(name, value)
+            self._fetch = fetch
+        self._session.run_with_iobinding(self._binding)
+        outputs = self._binding.get_outputs()[: len(fetch)]
+        # Copied: the view's memory belongs to the binding and the next run may reuse it.
+        return [np.array(output.numpy()) for output in outputs]
+
+
+def _check_interface(path: Path, spec: GraphSpec, session: Any) -> None:
+    """The graph must have exactly the inputs and outputs that the manifest states."""
+    for kind, stated, found in (
+        ("input", spec.inputs, session.get_inputs()),
+        ("output", spec.outputs, session.get_outputs()),
+    ):
+        ours = {t.name: len(t.shape) for t in stated}
+        theirs = {t.name: len(t.shape) for t in found}
+        if ours != theirs:
+            name = sorted(ours.items() ^ theirs.items())[0][0]
+            raise ManifestError(
+                f"{path}: {kind} '{name}' of the graph and of the manifest differ; "
+                "the files belong to different exports. Export the bundle again."
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,136 @@
+"""The target network: embedding rows, one forward call over a cache, the head, the vision tower.
+
+Shared and immutable; every call gets the cache it works on. Knows no chat and no drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..models.grid import axial_rotary, position_table_lookup
+from ..models.manifest import Manifest, TableSpec
+from ..models.positions import Ints
+from ..models.rope import rotary_table
+from .images import PreparedImage
+from .sampling import HeadRows
+from .session import Graph, Runtime
+from .target_cache import TargetCache
+
+Float = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """One forward call's output: hidden [n, H] after the final norm, taps {layer: [n, H]}."""
+
+    hidden: Float
+    taps: dict[int, Float]
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """An encoded image: embeds [n, H] and DeepStack rows [K, n, H]."""
+
+    embeds: Float
+    deepstack: Float
+
+
+def map_table(folder: Path, table: TableSpec) -> NDArray:
+    """A table of the bundle, mapped and not read."""
+    path = folder / table.file
+    return np.memmap(path, np.dtype(table.dtype), "r", table.offset, tuple(table.shape))
+
+
+class Head:
+    """An output head with its ban list applied."""
+
+    def __init__(self, graph: Graph, vocab_size: int, banned_ids: Collection[int]) -> None:
+        self._graph = graph
+        self._bias = np.zeros(vocab_size, np.float32)
+        self._bias[list(banned_ids)] = -np.inf
+
+    def argmax(self, hidden: Float, rows: Ints) -> Ints:
+        """Best token id [n] of the chosen hidden rows."""
+        return self._run(hidden, rows, ("argmax",))[0]
+
+    def rows(self, hidden: Float, rows: Ints, with_logits: bool) -> HeadRows:
+        """All that sampling needs of the chosen hidden rows; full logits only when asked."""
+        fetch = ("argmax", "top_values", "top_ids") + (("logits",) if with_logits else ())
+        outputs = self._run(hidden, rows, fetch)
+        return HeadRows(*outputs, *(() if with_logits else (None,)))
+
+    def _run(self, hidden: Float, rows: Ints, fetch: tuple[str, ...]) -> list[NDArray]:
+        return self._graph.run({"hidden": hidden, "rows": rows, "bias": self._bias}, fetch)
+
+
+class Target:
+    """The target of a bundle."""
+
+    def __init__(self, folder: Path, manifest: Manifest, runtime: Runtime) -> None:
+        graphs = manifest.graphs
+        self.config = manifest.target
+        self._table = map_table(folder, manifest.embedding)
+        self._graph = runtime.open(graphs["target"])
+        self._vision = runtime.open(graphs["vision"])
+        text = self.config.text
+        self.head = Head(runtime.open(graphs["head"]), text.vocab_size, manifest.banned_ids)
+        self.num_deepstack = len(self.config.vision.deepstack_layers)
+
+    def embed(self, token_ids: Ints) -> Float:
+        """Embedding rows [n, H] of token ids, read from the mapped table."""
+        return self._table[token_ids].astype(np.float32)
+
+    def new_cache(self, limit: int) -> TargetCache:
+        """An empty cache for at most `limit` rows."""
+        text = self.config.text
+        return TargetCache(
+            self._graph.bind(), text.num_layers, text.num_kv_heads, text.head_dim, limit
+        )
+
+    def forward(
+        self,
+        cache: TargetCache,
+        embeds: Float,
+        mrope_positions: Ints,
+        deepstack: Float | None,
+        taps: Collection[int],
+    ) -> TargetRows:
+        """Run rows [n, H] at M-RoPE positions [3, n] after the cache's rows; nothing is committed.
+
+        deepstack [K, n, H] is added after the first K layers; None stands for zeros (text).
+        """
+        num_rows = embeds.shape[0]
+        cache.reserve(num_rows)
+        binding = cache.binding
+        cos, sin = rotary_table(mrope_positions, self.config.text.rope)
+        if deepstack is None:
+            deepstack = np.zeros((self.num_deepstack, *embeds.shape), np.float32)
+        binding.feed("inputs_embeds", embeds[None])
+        binding.feed("cos", cos)
+        binding.feed("sin", sin)
+        binding.feed("past_rows", np.array([cache.num_rows], np.int32))
+        for k in range(self.num_deepstack):
+            binding.feed(f"deepstack.{k}", deepstack[k])
+        hidden, *tapped = binding.run(("hidden", *(f"tap.{i}" for i in taps)))
+        return TargetRows(hidden, dict(zip(taps, tapped, strict=True)))
+
+    def encode_image(self, image: PreparedImage) -> ImageRows:
+        """Run the vision tower on one image."""
+        vision = self.config.vision
+        indices, weights = position_table_lookup(image.grid, vision.table_side)
+        cos, sin = axial_rotary(image.grid, vision.head_dim, vision.rope_theta)
+        feeds: dict[str, NDArray] = {
+            "patches": image.patches,
+            "table_indices": indices,
+            "table_weights": weights,
+            "cos": cos,
+            "sin": sin,
+        }
+        names = tuple(f"deepstack.{k}" for k in range(self.num_deepstack))
+        embeds, *deepstack = self._vision.run(feeds, ("image_embeds", *names))
+        return ImageRows(embeds, np.stack(deepstack) if deepstack else np.zeros((0, *embeds.shape)))

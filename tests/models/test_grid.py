@@ -1,0 +1,242 @@
+"""The rules of models/grid.py against literal values and loops written out here.
+
+Needs neither torch nor transformers; the live comparison is in tests/parity.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dflash_onnx.models.errors import ExportError, ImageError
+from dflash_onnx.models.grid import (
+    Grid,
+    ImageConfig,
+    axial_rotary,
+    image_grid,
+    position_table_lookup,
+    smart_resize,
+)
+
+RAW: dict[str, Any] = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_convert_rgb": True,
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.25, 0.5, 1],
+    "patch_size": 16,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 65536, "longest_edge": 4194304},
+}
+REQUIRED = ["rescale_factor", "image_mean", "image_std", "patch_size", "merge_size"]
+
+
+def _config(**changes: Any) -> ImageConfig:
+    return ImageConfig.from_preprocessor({**RAW, **changes}, "preprocessor_config.json")
+
+
+def _naive_order(grid: Grid) -> list[tuple[int, int]]:
+    merge = grid.merge
+    return [
+        (block_row * merge + row, block_column * merge + column)
+        for block_row in range(grid.height // merge)
+        for block_column in range(grid.width // merge)
+        for row in range(merge)
+        for column in range(merge)
+    ]
+
+
+def test_config_takes_every_value_from_the_file() -> None:
+    """The file is the only source of numbers.
+    Both edges count pixels, not lengths."""
+    config = _config()
+    assert (config.min_pixels, config.max_pixels, config.factor) == (65536, 4194304, 32)
+    assert config.std == (0.25, 0.5, 1.0)
+    assert config.rescale_factor == 0.00392156862745098
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": None, "min_pixels": 100, "max_pixels": 900},
+        {"size": {"min_pixels": 100, "max_pixels": 900}},
+        {"min_pixels": 100, "max_pixels": 900},
+        {"size": {"shortest_edge": 100, "longest_edge": 900}, "min_pixels": None},
+    ],
+)
+def test_pixel_limits_have_three_spellings(changes: dict[str, Any]) -> None:
+    """Checkpoints of three years spell the same two limits differently.
+    A limit at the top level wins over the edges, as in transformers."""
+    config = _config(**changes)
+    assert (config.min_pixels, config.max_pixels) == (100, 900)
+
+
+@pytest.mark.parametrize("key", [*REQUIRED, "temporal_patch_size", "size"])
+def test_a_missing_key_is_named(key: str) -> None:
+    """A default standing for a checkpoint's value would run and read badly.
+    The message names the file and the key instead."""
+    with pytest.raises(ExportError, match=rf"^preprocessor_config.json: the key '{key}"):
+        _config(**{key: None})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("patch_size", 0),
+        ("patch_size", True),
+        ("merge_size", "2"),
+        ("temporal_patch_size", 1.5),
+        ("image_mean", 0.5),
+        ("image_mean", [0.5, 0.5]),
+        ("image_std", [0.5, 0.5, 0]),
+        ("rescale_factor", float("nan")),
+        ("size", [1, 2]),
+        ("max_pixels", -1),
+    ],
+)
+def test_a_wrong_value_is_named(key: str, value: object) -> None:
+    """A value of another type or range would fail far away, in a graph.
+    It is refused where it is read, with what was expected."""
+    with pytest.raises(ExportError, match=rf"preprocessor_config.json: '{key}' is .* expected "):
+        _config(**{key: value})
+
+
+def test_crossed_pixel_limits_are_refused() -> None:
+    """With a minimum above the maximum no image has a size.
+    Both numbers are in the message."""
+    with pytest.raises(ExportError, match="900.*100"):
+        _config(min_pixels=900, max_pixels=100)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("resample", 2),
+        ("do_resize", False),
+        ("do_rescale", False),
+        ("do_normalize", False),
+        ("do_convert_rgb", False),
+    ],
+)
+def test_unsupported_preprocessing_is_refused_by_name(key: str, value: object) -> None:
+    """Another resampling filter changes every pixel a little and no one notices.
+    What is not done here is refused, never ignored."""
+    with pytest.raises(ExportError, match=f"'{key}' is {value!r}"):
+        _config(**{key: value})
+
+
+def test_pixel_cap_of_the_user() -> None:
+    """A user lowers the cap to save memory; None leaves the model's own.
+    A cap below the model's smallest image cannot be met and says so."""
+    config = _config()
+    assert config.with_max_pixels(None) == config
+    assert config.with_max_pixels(100_000).max_pixels == 100_000
+    assert config.with_max_pixels(100_000).min_pixels == config.min_pixels
+    with pytest.raises(ImageError, match="65,535.*65,536"):
+        config.with_max_pixels(65_535)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "merged", "rows"),
+    [
+        (1000, 1500, (31, 47), 1457),
+        (1500, 1000, (47, 31), 1457),
+        (3000, 4000, (55, 73), 4015),
+        (1, 1, (8, 8), 64),
+        (305, 30, (26, 3), 78),
+    ],
+)
+def test_known_sizes(height: int, width: int, merged: tuple[int, int], rows: int) -> None:
+    """A 1000 x 1500 photo takes 1457 rows and a 12 megapixel one 4015 (llama.cpp#28587).
+    Swapped axes would give the same count, so the sides are checked, too."""
+    grid = image_grid(height, width, _config())
+    assert (grid.merged_height, grid.merged_width) == merged
+    assert grid.num_rows == rows
+    assert grid.num_patches == 4 * rows
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [
+        (80, 112, (64, 128)),  # 2.5 and 3.5 rows: halves go to the even neighbour
+        (81, 111, (96, 96)),
+        (64, 96, (64, 96)),
+        (10, 10, (32, 32)),
+        (300, 300, (256, 256)),
+        (32, 3200, (32, 2560)),
+        (5, 1000, (32, 480)),
+    ],
+)
+def test_smart_resize_literals(height: int, width: int, expected: tuple[int, int]) -> None:
+    """Rounding half up instead of half to even moves 80 to 96 and shifts every later position.
+    The other sizes sit at the lower limit, the upper limit and between."""
+    assert smart_resize(height, width, 32, 1024, 65536) == expected
+
+
+def test_aspect_ratio_of_200_is_the_last_one_taken() -> None:
+    """A strip of 1093 x 5 pixels was a server error elsewhere (omlx#3529).
+    Exactly 200 passes, more is refused with both numbers."""
+    assert smart_resize(1000, 5, 32, 1024, 65536) == (480, 32)
+    with pytest.raises(ImageError, match=r"1093 x 5 .*218\.6.*200"):
+        smart_resize(5, 1093, 32, 1024, 65536)
+    with pytest.raises(ImageError, match="0 x 5"):
+        smart_resize(5, 0, 32, 1024, 65536)
+
+
+def test_random_sizes_keep_the_limits() -> None:
+    """Whatever the size, both sides are multiples of the factor.
+    The area stays within the limits unless a side is already one factor long."""
+    for height, width in np.random.default_rng(3).integers(1, 5000, (500, 2)).tolist():
+        if max(height, width) > 200 * min(height, width):
+            continue
+        tall, wide = smart_resize(height, width, 32, 4096, 65536)
+        assert tall % 32 == wide % 32 == 0 < min(tall, wide)
+        assert tall * wide >= 4096
+        assert tall * wide <= 65536 or min(tall, wide) == 32
+
+
+def test_position_lookup_literals() -> None:
+    """Four patches a side over a table of seven: every patch falls on a table entry.
+    The order is one 2 x 2 block after the other, not line by line."""
+    indices, weights = position_table_lookup(Grid(4, 4, 2), 7)
+    assert indices.dtype == np.int64 and weights.dtype == np.float32
+    assert indices[:6, 0].tolist() == [0, 2, 14, 16, 4, 6]
+    assert indices[0].tolist() == [0, 1, 7, 8]
+    np.testing.assert_array_equal(weights, np.tile(np.float32([1, 0, 0, 0]), (16, 1)))
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2, 2), Grid(6, 10, 2), Grid(9, 3, 3), Grid(1, 5, 1)])
+def test_position_lookup_equals_a_loop(grid: Grid) -> None:
+    """Resampling with corners aligned, written out patch by patch in float64.
+    Sizes of one patch keep the first corner and divide by no zero."""
+    table = np.random.default_rng(0).random((5, 5))
+    indices, weights = position_table_lookup(grid, 5)
+    for patch, (row, column) in enumerate(_naive_order(grid)):
+        y, x = row * 4 / max(grid.height - 1, 1), column * 4 / max(grid.width - 1, 1)
+        top, left = min(int(y), 3), min(int(x), 3)
+        down, right = y - top, x - left
+        upper = table[top, left] * (1 - right) + table[top, left + 1] * right
+        lower = table[top + 1, left] * (1 - right) + table[top + 1, left + 1] * right
+        expected = upper * (1 - down) + lower * down
+        found = (table.reshape(-1)[indices[patch]] * weights[patch]).sum()
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2, 2), Grid(8, 6, 2), Grid(3, 6, 3)])
+def test_rotary_equals_a_loop(grid: Grid) -> None:
+    """The first half of the angles follows the row of a patch, the second its column.
+    Swapped halves would still have the right shape."""
+    cos, sin = axial_rotary(grid, 16, 10000.0)
+    assert cos.shape == sin.shape == (grid.num_patches, 8)
+    assert cos.dtype == sin.dtype == np.float32
+    for patch, place in enumerate(_naive_order(grid)):
+        angles = [side / 10000.0 ** (step / 8) for side in place for step in (0, 2, 4, 6)]
+        assert cos[patch] == pytest.approx([math.cos(angle) for angle in angles], abs=1e-6)
+        assert sin[patch] == pytest.approx([math.sin(angle) for angle in angles], abs=1e-6)
