@@ -38,6 +38,7 @@ class Model:
         context_limit: int | None = None,
         max_pixels: int | None = None,
         append_by_graph: bool = False,
+        mapped: bool = False,
     ) -> None:
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
@@ -46,7 +47,7 @@ class Model:
         self.context_limit = _limit(context_limit, self.manifest)
         self.tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
         self.template = _template(folder)
-        self._runtime = Runtime(folder, provider, threads)
+        self._runtime = Runtime(folder, provider, threads, mapped)
         self.target = Target(folder, self.manifest, self._runtime)
         self.networks = {
             name: DFlashNetworks(

@@ -25,7 +25,7 @@ NUM_ROWS = 5
 
 def self_check(folder: Path) -> None:
     """Run every graph of the bundle on a few rows; `ExportError` says which one is wrong."""
-    model = Model(folder)
+    model = Model(folder, mapped=True)
     _check_vision(model)
     rows, token_ids = _check_target(model)
     for name in model.networks:

@@ -21,36 +21,54 @@ Array = NDArray[Any]
 
 
 class Runtime:
-    """ONNX Runtime on one provider; opens graphs of one bundle folder."""
+    """ONNX Runtime on one provider; opens graphs of one bundle folder.
 
-    def __init__(self, folder: Path, provider: str, threads: int | None = None) -> None:
+    `mapped` leaves the weights in the mapped files instead of packing copies for speed: slow, but
+    a bundle larger than memory still runs.
+    """
+
+    def __init__(
+        self, folder: Path, provider: str, threads: int | None = None, mapped: bool = False
+    ) -> None:
         self._ort = import_onnxruntime()
         self.provider = provider
         self.provider_name = provider_name(provider)
         self.threads = threads or num_threads()
         self.version: str = self._ort.__version__
         self._folder = folder
+        self._mapped = mapped
 
     def open(self, spec: GraphSpec) -> Graph:
         """Open a graph; `ManifestError` or `ProviderError` says which file and why."""
         path = self._folder / spec.file
         if not path.is_file():
             raise ManifestError(f"{path} is missing from the bundle. Export it again.")
-        options = self._ort.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        options.log_severity_level = 3
-        # Spinning pools of several sessions fight for the same cores (ort.md, 5).
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             # `enable_fallback` off: a provider that fails must not become CPU in silence.
             session = self._ort.InferenceSession(
-                str(path), options, providers=[self.provider_name], enable_fallback=0
+                str(path),
+                self._options(),
+                providers=[self.provider_name],
+                enable_fallback=0,
+                # Folding would turn half-precision weights into float32 copies at load.
+                disabled_optimizers=["ConstantFolding"] if self._mapped else None,
             )
         except Exception as error:  # the library raises its own unrelated classes
             raise ManifestError(f"{path} cannot be loaded: {_first_line(error)}") from error
         self._check_provider(path, session.get_providers())
         _check_interface(path, spec, session)
         return Graph(self._ort, session, spec)
+
+    def _options(self) -> Any:
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.log_severity_level = 3
+        # Spinning pools of several sessions fight for the same cores (ort.md, 5).
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if self._mapped:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+            options.enable_cpu_mem_arena = False
+        return options
 
     def _check_provider(self, path: Path, providers: list[str]) -> None:
         if providers[0] != self.provider_name:

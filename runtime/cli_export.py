@@ -1,0 +1,74 @@
+"""The export command: options in, a checked bundle out. Imports `export` only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ..models.manifest import read_manifest
+from .selfcheck import self_check
+
+MEDIA = {"yes": True, "no": False, "unknown": None}
+
+
+def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Add the command and its options."""
+    parser = commands.add_parser("export", help="turn a checkpoint and its drafters into a bundle")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="checkpoint folder")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="BUNDLE")
+    parser.add_argument(
+        "--draft", type=Path, action="append", default=[], metavar="DIR",
+        help="folder of a drafter; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--precision", default="fp32", help="fp32 or fp16 (default fp32)")
+    parser.add_argument(
+        "--draft-media", choices=sorted(MEDIA), default="unknown",
+        help="was the drafter trained on image rows? (default unknown)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-pixels", type=int, metavar="N", help="lower the largest image the bundle takes"
+    )
+    parser.add_argument("--force", action="store_true", help="replace an existing bundle")
+    parser.add_argument(
+        "--skip-check", action="store_true", help="do not run the graphs once at the end"
+    )
+    parser.add_argument("--json", action="store_true", help="print a summary as JSON")
+    return parser
+
+
+def execute(options: argparse.Namespace) -> None:
+    """Export, check, and say what was written."""
+    from ..export.bundle import ExportOptions, export_bundle
+
+    output = export_bundle(
+        ExportOptions(
+            target=options.target,
+            output=options.output,
+            drafts=tuple(options.draft),
+            precision=options.precision,
+            draft_media=MEDIA[options.draft_media],
+            max_pixels=options.max_pixels,
+            force=options.force,
+            progress=sys.stderr.isatty(),
+        ),
+        None if options.skip_check else self_check,
+    )
+    _report(output, options.json)
+
+
+def _report(output: Path, as_json: bool) -> None:
+    import json
+
+    manifest = read_manifest(output)
+    size = sum(f.stat().st_size for f in output.iterdir())
+    if as_json:
+        summary = {"bundle": str(output), "bytes": size, "drafts": sorted(manifest.drafts)}
+        print(json.dumps(summary | {"target_digest": manifest.target_digest}))
+        return
+    drafts = ", ".join(manifest.drafts) or "none"
+    print(
+        f"wrote {output}: {len(manifest.graphs)} graphs, {size / 1e6:.1f} MB, "
+        f"{manifest.precision}, drafters: {drafts}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,75 @@
+"""The info command: what is in a bundle, from its manifest alone; opens no graph."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..models.manifest import DraftSpec, Manifest, read_manifest
+from ..models.strict_json import to_json
+from .drafters.policy import default_policy
+from .model import check_files
+
+
+def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Add the command and its options."""
+    parser = commands.add_parser("info", help="say what is in a bundle")
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("--json", action="store_true", help="print the manifest")
+    return parser
+
+
+def execute(options: argparse.Namespace) -> None:
+    """Print the bundle's facts."""
+    manifest = read_manifest(options.bundle)
+    check_files(options.bundle, manifest)
+    if options.json:
+        print(json.dumps(to_json(manifest), ensure_ascii=False))
+    else:
+        print("\n".join(describe(manifest)))
+
+
+def describe(manifest: Manifest) -> Iterator[str]:
+    """The lines that a person wants to read."""
+    text, vision, image = manifest.target.text, manifest.target.vision, manifest.image
+    data = sum(f.num_bytes for f in manifest.data_files.values())
+    row_bytes = 2 * 4 * text.num_layers * text.num_kv_heads * text.head_dim
+    max_rows = image.max_pixels // image.factor**2
+    yield f"family     {manifest.family} ({manifest.target.architecture}), {manifest.precision}"
+    yield f"size       {data / 1e6:.1f} MB of weights in {len(manifest.data_files)} files"
+    yield (
+        f"target     {text.num_layers} layers x {text.hidden_size}, {text.num_heads} heads "
+        f"({text.num_kv_heads} K/V) x {text.head_dim}, vocabulary {text.vocab_size}, "
+        f"{'tied' if text.tied_head else 'own'} head"
+    )
+    yield (
+        f"context    {text.context_limit} rows, {row_bytes / 1e3:.1f} kB of cache each, "
+        f"{row_bytes * text.context_limit / 1e9:.2f} GB when full"
+    )
+    yield (
+        f"vision     {vision.depth} blocks x {vision.hidden_size}, DeepStack from blocks "
+        f"{list(vision.deepstack_layers)}"
+    )
+    yield (
+        f"images     {image.min_pixels} to {image.max_pixels} pixels, at most {max_rows} rows "
+        f"({max_rows * row_bytes / 1e6:.0f} MB of cache), {image.factor}x{image.factor} pixels each"
+    )
+    yield f"stop ids   {list(manifest.stop_ids)}; {len(manifest.banned_ids)} banned ids"
+    yield f"taps       after layers {list(manifest.tap_layers)}"
+    for name, draft in manifest.drafts.items():
+        yield from _describe_draft(name, draft)
+
+
+def _describe_draft(name: str, draft: DraftSpec) -> Iterator[str]:
+    layers = ", ".join(
+        f"{'full' if layer.window is None else f'window {layer.window}'}"
+        f"{' causal' if layer.causal else ''}"
+        for layer in draft.layers
+    )
+    media = {True: "yes", False: "no", None: "unknown"}[draft.trained_on_media]
+    policy = default_policy(draft.trained_on_media).value
+    yield f"draft      {name}: {draft.kind} ({draft.layout}), block {draft.block_size}"
+    yield f"           layers {layers}; taps {list(draft.target_layer_ids)}"
+    yield f"           mask id {draft.mask_token_id}, trained on media: {media}, holes: {policy}"
