@@ -15,7 +15,7 @@ from pathlib import Path
 from ..models.config import parse_target
 from ..models.errors import ExportError
 from .checkpoint import Checkpoint
-from .drafts import open_draft
+from .drafts import open_draft, refuse_own_tables
 from .sidecars import read_sidecars
 from .writer import PRECISIONS, BundleWriter
 
@@ -54,6 +54,8 @@ def export_bundle(options: ExportOptions, check: Callable[[Path], None] | None =
         open_draft(folder, _draft_name(i), target, options.draft_media)
         for i, folder in enumerate(options.drafts)
     ]
+    for draft in drafts:
+        refuse_own_tables(draft, checkpoint, target)
     with _finished_folder(options.output.absolute()) as folder:
         writer = BundleWriter(folder, options.precision, options.progress)
         writer.write(checkpoint, target, sidecars, drafts)
@@ -97,11 +99,13 @@ def _replace(temporary: Path, output: Path) -> None:
         temporary.rename(output)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old-", dir=output.parent))
-    output.rename(old / "bundle")
     try:
+        output.rename(old / "bundle")
         temporary.rename(output)
-    except OSError:
-        (old / "bundle").rename(output)
+    except BaseException:
+        # An interrupt may come between the two: then the old folder still is the bundle.
+        if not output.exists():
+            (old / "bundle").rename(output)
         raise
     finally:
         shutil.rmtree(old, ignore_errors=True)

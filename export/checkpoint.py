@@ -6,6 +6,7 @@ Knows single and sharded safetensors in fp32, fp16 and bf16; knows nothing about
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from ..models.errors import ExportError
 from ..models.fields import read_json
 
 BLOCK_BYTES = 16 << 20
-SOURCE_DTYPES = {"F32", "F16", "BF16", "F64", "I64", "I32", "BOOL"}
+WEIGHT_DTYPES = ("F32", "F16", "BF16")
+INDEX_DTYPES = ("I32", "I64")
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,11 @@ class Checkpoint:
                     f"{self.folder} has neither model.safetensors nor model.safetensors.index.json."
                 )
             return [single]
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-        if not names:
-            raise ExportError(f"{index} has no 'weight_map'; the checkpoint is incomplete.")
+        weight_map = read_json(index).get("weight_map")
+        files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+        if not files or not all(isinstance(name, str) for name in files):
+            raise ExportError(f"{index} has no usable 'weight_map' from tensors to files.")
+        names = sorted(files)
         for name in names:
             if Path(name).name != name:
                 raise ExportError(f"{index} names a file outside its folder: {name!r}.")
@@ -81,23 +85,34 @@ def _scan(file: Path) -> Iterator[TensorInfo]:
         raise ExportError(f"{file} is not a readable safetensors file: {error}") from None
 
 
-def read_blocks(info: TensorInfo) -> Iterator[NDArray]:
+def read_blocks(info: TensorInfo, dtypes: tuple[str, ...] = WEIGHT_DTYPES) -> Iterator[NDArray]:
     """The tensor in consecutive row blocks of about 16 MiB, in its own dtype.
 
     The file is opened per tensor so that its mapped pages are released before the next one:
     memory is bounded by one tensor, not by the checkpoint.
     """
-    if info.dtype not in SOURCE_DTYPES:
+    if info.dtype not in dtypes:
         raise ExportError(
             f"{info.file.name}: {info.name} is stored as {info.dtype}, which is not supported "
-            "(supported: F32, F16, BF16). Quantised checkpoints must be dequantised first."
+            f"(supported: {', '.join(dtypes)}). Quantised checkpoints must be dequantised first."
         )
-    with safe_open(info.file, "numpy") as handle:
-        if not info.shape:
-            yield np.asarray(handle.get_tensor(info.name)).reshape(1)
-            return
-        part = handle.get_slice(info.name)
-        row_bytes = 4 * int(np.prod(info.shape[1:], dtype=np.int64))
-        step = max(1, BLOCK_BYTES // max(row_bytes, 1))
-        for start in range(0, info.shape[0], step):
-            yield part[start : min(start + step, info.shape[0])]
+    try:
+        with safe_open(info.file, "numpy") as handle:
+            if not info.shape:
+                yield np.asarray(handle.get_tensor(info.name)).reshape(1)
+                return
+            part = handle.get_slice(info.name)
+            row_bytes = 4 * math.prod(info.shape[1:])
+            step = max(1, BLOCK_BYTES // max(row_bytes, 1))
+            for start in range(0, info.shape[0], step):
+                yield part[start : min(start + step, info.shape[0])]
+    except (SafetensorError, FileNotFoundError) as error:
+        raise ExportError(f"{info.file}: {info.name} cannot be read: {error}") from None
+
+
+def same_values(first: TensorInfo, second: TensorInfo) -> bool:
+    """Whether two tensors hold the same numbers, whatever their dtypes."""
+    if first.shape != second.shape:
+        return False
+    blocks = zip(read_blocks(first), read_blocks(second), strict=True)
+    return all(np.array_equal(a.astype(np.float32), b.astype(np.float32)) for a, b in blocks)

@@ -19,10 +19,19 @@ from ..models.graphs.dflash import build_append, build_block, build_inject
 from ..models.graphs.target import build_head
 from ..models.manifest import DraftSpec, TableSpec
 from ..models.stored import StoredTensor
-from .checkpoint import Checkpoint, read_blocks
+from .checkpoint import INDEX_DTYPES, Checkpoint, read_blocks, same_values
 from .graphs import GraphWriter
 from .store import DataWriter
-from .weights import draft_weights, find, refuse_leftovers, resolve
+from .weights import (
+    HEAD,
+    HEAD_PREFIXES,
+    TABLE,
+    TEXT_PREFIXES,
+    draft_weights,
+    find,
+    refuse_leftovers,
+    resolve,
+)
 
 PREFIXES = ("", "model.")
 IGNORED = {
@@ -75,6 +84,21 @@ def _check_pair(draft: DraftConfig, where: str, target: TargetConfig) -> None:
         )
 
 
+def refuse_own_tables(draft: Draft, checkpoint: Checkpoint, target: TargetConfig) -> None:
+    """The target's embedding and head serve the drafter; a drafter that ships others is refused."""
+    head = TABLE if target.text.tied_head else HEAD
+    shared = {TABLE: TABLE} | ({HEAD: head} if draft.config.draft_vocab_size is None else {})
+    for ours, theirs in shared.items():
+        own = next((t for p in PREFIXES if (t := draft.checkpoint.tensors.get(p + ours))), None)
+        prefixes = HEAD_PREFIXES if theirs == HEAD else TEXT_PREFIXES
+        size = (target.text.vocab_size, target.text.hidden_size)
+        if own and not same_values(own, find(checkpoint, theirs, size, prefixes)):
+            raise ExportError(
+                f"{own.file}: the drafter ships an {own.name} of its own that differs from the "
+                "target's; such drafters are not supported yet."
+            )
+
+
 def write_draft_weights(draft: Draft, target: TargetConfig, writer: DataWriter) -> None:
     """Stream the drafter's weights; every tensor of the checkpoint must find its place."""
     found = resolve(
@@ -87,7 +111,7 @@ def write_draft_weights(draft: Draft, target: TargetConfig, writer: DataWriter) 
     else:
         offsets = find(draft.checkpoint, "d2t", (draft.config.draft_vocab_size,), PREFIXES)
         used.append(offsets)
-        blocks = np.concatenate([block for block in read_blocks(offsets)])
+        blocks = np.concatenate(list(read_blocks(offsets, INDEX_DTYPES)))
         writer.add_array("d2t", _target_ids(draft, blocks))
     refuse_leftovers(draft.checkpoint, used, ignored)
     for want, infos in found:
@@ -121,7 +145,7 @@ def write_draft_graphs(
     if config.draft_vocab_size is not None:
         size = config.draft_vocab_size
         top = min(num_top, size)
-        head = build_head("draft_head", "lm_head.weight", config.hidden_size, size, top, tensors)
+        head = build_head("draft_head", HEAD, config.hidden_size, size, top, tensors)
         graphs.write(f"{draft.name}.head", head)
 
 

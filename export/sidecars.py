@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from ..models.config import TargetConfig
 from ..models.errors import ExportError
 from ..models.fields import Fields, read_json
-from ..models.grid import ImageConfig
+from ..models.image_config import ImageConfig
 from .checkpoint import Checkpoint
 
 VISION_PAD = "<|vision_pad|>"
@@ -95,7 +95,7 @@ def _stop_ids(checkpoint: Checkpoint, target: TargetConfig) -> tuple[int, ...]:
     fields = Fields(checkpoint.config_file, generation, text, checkpoint.config)
     value = fields.require("eos_token_id")
     ids = tuple(value) if isinstance(value, list) else (value,)
-    if not all(type(i) is int and 0 <= i < target.text.vocab_size for i in ids):
+    if not ids or not all(type(i) is int and 0 <= i < target.text.vocab_size for i in ids):
         raise fields.bad("eos_token_id", f"token ids below {target.text.vocab_size}", value)
     return ids
 

@@ -15,6 +15,11 @@ from .checkpoint import Checkpoint, TensorInfo
 
 Shape = tuple[int, ...]
 
+TABLE, HEAD = "embed_tokens.weight", "lm_head.weight"
+TEXT_PREFIXES = ("model.language_model.", "language_model.")
+VISION_PREFIXES = ("model.visual.", "visual.")
+HEAD_PREFIXES = ("",)
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -126,7 +131,7 @@ def draft_weights(draft: DraftConfig, tap_width: int) -> list[Wanted]:
             q_size, kv_size, draft.head_dim, fuse_query=False,
         )  # fmt: skip
     if draft.draft_vocab_size is not None:
-        wanted.append(one("lm_head.weight", draft.draft_vocab_size, hidden))
+        wanted.append(one(HEAD, draft.draft_vocab_size, hidden))
     return wanted
 
 

@@ -33,14 +33,22 @@ from .drafts import Draft, draft_spec, table_spec, write_draft_graphs, write_dra
 from .graphs import GraphWriter
 from .sidecars import Sidecars
 from .store import DataWriter
-from .weights import Wanted, one, refuse_leftovers, resolve, text_weights, vision_weights
+from .weights import (
+    HEAD,
+    HEAD_PREFIXES,
+    TABLE,
+    TEXT_PREFIXES,
+    VISION_PREFIXES,
+    Wanted,
+    one,
+    refuse_leftovers,
+    resolve,
+    text_weights,
+    vision_weights,
+)
 
 PRECISIONS = ("fp32", "fp16")
-TEXT_PREFIXES = ("model.language_model.", "language_model.")
-VISION_PREFIXES = ("model.visual.", "visual.")
-HEAD_PREFIXES = ("",)
 NUM_TOP = 64
-TABLE = "embed_tokens.weight"
 IGNORED = {f"{p}rotary_emb.": "recomputed" for p in TEXT_PREFIXES}
 
 Found = list[tuple[Wanted, list[TensorInfo]]]
@@ -95,7 +103,7 @@ class BundleWriter:
 
     def _write_target_graphs(self, target: TargetConfig, taps: tuple[int, ...]) -> None:
         text, tensors = target.text, self._tensors
-        head = TABLE if text.tied_head else "lm_head.weight"
+        head = TABLE if text.tied_head else HEAD
         num_deepstack = len(target.vision.deepstack_layers)
         width, vocab_size = text.hidden_size, text.vocab_size
         self._graphs.write("vision", build_vision(target.vision, tensors))
@@ -154,7 +162,7 @@ def target_plan(checkpoint: Checkpoint, target: TargetConfig) -> dict[str, Found
     """Data file -> tensors to write, with every tensor of the checkpoint accounted for."""
     text = target.text
     table = one(TABLE, text.vocab_size, text.hidden_size)
-    head = one("lm_head.weight", text.vocab_size, text.hidden_size)
+    head = one(HEAD, text.vocab_size, text.hidden_size)
     plan = {
         "embedding.data": resolve([table], checkpoint, TEXT_PREFIXES),
         "target.data": resolve(text_weights(text), checkpoint, TEXT_PREFIXES),
@@ -162,7 +170,7 @@ def target_plan(checkpoint: Checkpoint, target: TargetConfig) -> dict[str, Found
     }
     ignored = dict(IGNORED)
     if text.tied_head:
-        ignored["lm_head.weight"] = "tied: the embedding table is the head"
+        ignored[HEAD] = "tied: the embedding table is the head"
     else:
         plan["head.data"] = resolve([head], checkpoint, HEAD_PREFIXES)
     used = [info for found in plan.values() for _, infos in found for info in infos]

@@ -108,22 +108,30 @@ def parse_target(raw: dict[str, Any], where: str) -> TargetConfig:
             f"text_config.hidden_size is {text.hidden_size}; they must be equal."
         )
     special = SpecialIds(
-        image=fields.integer("image_token_id", 0),
-        video=fields.integer("video_token_id", 0),
-        vision_start=fields.integer("vision_start_token_id", 0),
-        vision_end=fields.integer("vision_end_token_id", 0),
+        image=_special_id(fields, "image_token_id", text.vocab_size),
+        video=_special_id(fields, "video_token_id", text.vocab_size),
+        vision_start=_special_id(fields, "vision_start_token_id", text.vocab_size),
+        vision_end=_special_id(fields, "vision_end_token_id", text.vocab_size),
     )
     return TargetConfig(architecture, text, vision, special)
 
 
+def _special_id(fields: Fields, key: str, vocab_size: int) -> int:
+    token = fields.integer(key, 0)
+    if token >= vocab_size:
+        raise fields.bad(key, f"a token id below vocab_size={vocab_size}", token)
+    return token
+
+
 def _architecture(raw: dict[str, Any], where: str) -> str:
     names = raw.get("architectures") or [raw.get("model_type")]
-    if names[0] not in SUPPORTED_TARGETS:
+    name = names[0] if isinstance(names, list) else names
+    if name not in SUPPORTED_TARGETS:
         raise ExportError(
-            f"{where}: targets of architecture {names[0]!r} are not supported "
+            f"{where}: targets of architecture {name!r} are not supported "
             f"(supported: {', '.join(SUPPORTED_TARGETS)})."
         )
-    return str(names[0])
+    return str(name)
 
 
 def _text(text: Fields, top: Fields) -> TextConfig:
@@ -131,6 +139,7 @@ def _text(text: Fields, top: Fields) -> TextConfig:
     text.refuse("attention_bias", False)
     text.refuse("sliding_window")
     head_dim = text.integer("head_dim")
+    num_heads, num_kv_heads = attention_heads(text)
     tied = top.flag("tie_word_embeddings")
     tied = text.flag("tie_word_embeddings") if tied is None else tied
     if tied is None:
@@ -140,8 +149,8 @@ def _text(text: Fields, top: Fields) -> TextConfig:
         hidden_size=text.integer("hidden_size"),
         intermediate_size=text.integer("intermediate_size"),
         num_layers=text.integer("num_hidden_layers"),
-        num_heads=text.integer("num_attention_heads"),
-        num_kv_heads=text.integer("num_key_value_heads"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=text.number("rms_norm_eps"),
         rope=_mrope(text, head_dim),
@@ -150,9 +159,18 @@ def _text(text: Fields, top: Fields) -> TextConfig:
     )
 
 
+def attention_heads(fields: Fields) -> tuple[int, int]:
+    """Query and K/V heads; every K/V head serves the same number of query heads."""
+    heads, shared = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
+    if heads % shared:
+        expected = f"a multiple of num_key_value_heads={shared}"
+        raise fields.bad("num_attention_heads", expected, heads)
+    return heads, shared
+
+
 def rope_fields(fields: Fields) -> Fields:
     """The place of rope values: `rope_parameters`, else `rope_scaling`, else the section itself."""
-    nested = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    nested = fields.optional_section("rope_parameters") or fields.optional_section("rope_scaling")
     top = {"rope_theta": fields.get("rope_theta")}
     rope = Fields(f"{fields.where}, rope_parameters", nested, top)
     for key in ("rope_type", "type"):
@@ -174,7 +192,8 @@ def _mrope(text: Fields, head_dim: int) -> RopeConfig:
 
 def _vision(vision: Fields) -> VisionConfig:
     vision.refuse("hidden_act", "gelu_pytorch_tanh")
-    rope = vision.get("rope_parameters") or {}
+    rope = Fields(vision.where, vision.optional_section("rope_parameters"))
+    theta = rope.get("rope_theta")
     config = VisionConfig(
         depth=vision.integer("depth"),
         hidden_size=vision.integer("hidden_size"),
@@ -187,14 +206,17 @@ def _vision(vision: Fields) -> VisionConfig:
         out_hidden_size=vision.integer("out_hidden_size"),
         num_positions=vision.integer("num_position_embeddings"),
         deepstack_layers=vision.integers("deepstack_visual_indexes"),
-        rope_theta=float(rope.get("rope_theta", VISION_ROPE_THETA)),
+        rope_theta=VISION_ROPE_THETA if theta is None else rope.number("rope_theta"),
     )
     if config.table_side**2 != config.num_positions:
         raise vision.bad("num_position_embeddings", "a square number", config.num_positions)
-    if any(i >= config.depth or i < 0 for i in config.deepstack_layers):
-        raise vision.bad(
-            "deepstack_visual_indexes",
-            f"block numbers below {config.depth}",
-            config.deepstack_layers,
-        )
+    if config.hidden_size % (4 * config.num_heads):
+        # Each head's width is halved for rows and columns, and each half again for rotation.
+        expected = f"a divisor of hidden_size={config.hidden_size} that leaves a multiple of 4"
+        raise vision.bad("num_heads", expected, config.num_heads)
+    layers = config.deepstack_layers
+    if list(layers) != sorted(set(layers) & set(range(config.depth))):
+        # In another order transformers pairs mergers and decoder layers in a way of its own.
+        expected = f"increasing block numbers below {config.depth}"
+        raise vision.bad("deepstack_visual_indexes", expected, list(layers))
     return config

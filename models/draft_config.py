@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .config import RopeConfig, rope_fields
+from .config import RopeConfig, attention_heads, rope_fields
 from .errors import ExportError
 from .fields import Fields
 
@@ -51,9 +51,10 @@ class DraftConfig:
 def parse_draft(raw: dict[str, Any], where: str) -> DraftConfig:
     """Parse config.json of a drafter; `ExportError` names what is missing or not supported."""
     names = raw.get("architectures") or [None]
+    name = names[0] if isinstance(names, list) else names
     speculators = raw.get("speculators_model_type")
-    if speculators not in (None, "dflash") or names[0] not in SUPPORTED_DRAFTS:
-        kind = speculators if speculators not in (None, "dflash") else names[0]
+    if speculators not in (None, "dflash") or name not in SUPPORTED_DRAFTS:
+        kind = speculators if speculators not in (None, "dflash") else name
         raise ExportError(
             f"{where}: drafters of kind {kind!r} are not supported yet "
             f"(supported: {', '.join(SUPPORTED_DRAFTS)})."
@@ -62,9 +63,8 @@ def parse_draft(raw: dict[str, Any], where: str) -> DraftConfig:
 
 
 def _zlab(raw: dict[str, Any], where: str) -> DraftConfig:
-    nested = raw.get("dflash_config") or {}
-    own = Fields(f"{where}, dflash_config", nested, raw)
     body = Fields(where, raw)
+    own = Fields(f"{where}, dflash_config", body.optional_section("dflash_config"), raw)
     return _config(
         own,
         body,
@@ -103,8 +103,9 @@ def _config(
 ) -> DraftConfig:
     _refuse_unsupported(own, body)
     head_dim = body.integer("head_dim")
+    num_heads, num_kv_heads = attention_heads(body)
     vocab_size = body.integer("vocab_size")
-    num_target_layers = own.get("num_target_layers")
+    num_target_layers = own.optional_integer("num_target_layers")
     _check_taps(own, taps, num_target_layers)
     scale = own.get("input_embedding_scale")
     return DraftConfig(
@@ -114,10 +115,10 @@ def _config(
         target_layer_ids=taps,
         num_target_layers=num_target_layers,
         hidden_size=body.integer("hidden_size"),
-        target_hidden_size=own.get("target_hidden_size"),
+        target_hidden_size=own.optional_integer("target_hidden_size"),
         intermediate_size=body.integer("intermediate_size"),
-        num_heads=body.integer("num_attention_heads"),
-        num_kv_heads=body.integer("num_key_value_heads"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=body.number("rms_norm_eps"),
         vocab_size=vocab_size,
@@ -157,10 +158,10 @@ def _mask_id(own: Fields, vocab_size: int) -> int:
     return mask_id
 
 
-def _check_taps(own: Fields, taps: tuple[int, ...], num_target_layers: Any) -> None:
+def _check_taps(own: Fields, taps: tuple[int, ...], num_target_layers: int | None) -> None:
     if not taps or len(set(taps)) != len(taps) or min(taps) < 0:
         raise own.bad("target_layer_ids", "distinct layer numbers of the target", list(taps))
-    if isinstance(num_target_layers, int) and max(taps) >= num_target_layers:
+    if num_target_layers is not None and max(taps) >= num_target_layers:
         raise own.bad(
             "target_layer_ids", f"below num_target_layers={num_target_layers}", list(taps)
         )

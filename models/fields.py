@@ -6,6 +6,7 @@ Knows how to require a value and how to refuse one; knows nothing about any mode
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,13 @@ class Fields:
             raise self.bad(key, "an object", value)
         return Fields(f"{self.where}, {key}", value)
 
+    def optional_section(self, key: str) -> Mapping[str, Any]:
+        """A nested object, empty when it is absent."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.bad(key, "an object", value)
+        return value or {}
+
     def integer(self, key: str, minimum: int = 1) -> int:
         """A required integer of at least `minimum`."""
         value = self.require(key)
@@ -61,11 +69,17 @@ class Fields:
             raise self.bad(key, f"an integer of at least {minimum}", value)
         return value
 
-    def number(self, key: str) -> float:
-        """A required number."""
+    def optional_integer(self, key: str, minimum: int = 1) -> int | None:
+        """An integer of at least `minimum`, or None when it is absent."""
+        return None if self.get(key) is None else self.integer(key, minimum)
+
+    def number(self, key: str, above: float = -math.inf) -> float:
+        """A required finite number above `above`."""
         value = self.require(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.bad(key, "a number", value)
+        if not math.isfinite(value) or value <= above:
+            raise self.bad(key, "finite" if above == -math.inf else f"above {above:g}", value)
         return float(value)
 
     def flag(self, key: str) -> bool | None:

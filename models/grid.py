@@ -1,80 +1,21 @@
 """Where the patches of an image lie: sizes, grids, position-table weights and rotary angles.
 
-Knows the pixel rules of a checkpoint and the spatial-merge-block order, in which the patches of
+Knows the size rule and the spatial-merge-block order, in which the patches of
 one merged row stand next to each other. Knows nothing of pixels' values, files or the network.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ExportError, ImageError
+from .errors import ImageError
+from .image_config import ImageConfig
 
 MAX_ASPECT_RATIO = 200
-SUPPORTED_PREPROCESSING: Mapping[str, object] = {
-    "resample": 3,  # Pillow's number for bicubic
-    "do_resize": True,
-    "do_rescale": True,
-    "do_normalize": True,
-    "do_convert_rgb": True,
-}
-
-
-@dataclass(frozen=True)
-class ImageConfig:
-    """How a checkpoint wants its images: lengths and areas in pixels, colours as RGB in 0..1."""
-
-    patch_size: int
-    merge_size: int
-    temporal_patch_size: int
-    min_pixels: int
-    max_pixels: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    rescale_factor: float
-
-    @classmethod
-    def from_preprocessor(cls, raw: Mapping[str, Any], where: str) -> ImageConfig:
-        """Read a preprocessor_config.json; `ExportError` names the file `where` and the key."""
-        _refuse_unsupported(raw, where)
-        flat = _with_size_keys(raw, where)
-        config = cls(
-            patch_size=_count(flat, "patch_size", where),
-            merge_size=_count(flat, "merge_size", where),
-            temporal_patch_size=_count(flat, "temporal_patch_size", where),
-            min_pixels=_pixel_limit(flat, "min_pixels", "shortest_edge", where),
-            max_pixels=_pixel_limit(flat, "max_pixels", "longest_edge", where),
-            mean=_colour(flat, "image_mean", where),
-            std=_colour(flat, "image_std", where, above=0),
-            # Released files leave it out: it is the processor class's own, one over 8-bit white.
-            rescale_factor=_positive({"rescale_factor": 1 / 255, **flat}, "rescale_factor", where),
-        )
-        if config.min_pixels > config.max_pixels:
-            limits = [config.min_pixels, config.max_pixels]
-            raise _bad_value(where, "[min_pixels, max_pixels]", limits, "min_pixels to be smaller")
-        return config
-
-    @property
-    def factor(self) -> int:
-        """Side of the square one merged row covers, in pixels; both sides are multiples of it."""
-        return self.patch_size * self.merge_size
-
-    def with_max_pixels(self, max_pixels: int | None) -> ImageConfig:
-        """The rules under another area limit in pixels (None: the same); `ImageError` if low."""
-        if max_pixels is None:
-            return self
-        if max_pixels < self.min_pixels:
-            raise ImageError(
-                f"max_pixels is {max_pixels:,}, below the {self.min_pixels:,} pixels every image "
-                f"of this model has; give {self.min_pixels:,} or more."
-            )
-        return replace(self, max_pixels=max_pixels)
 
 
 @dataclass(frozen=True)
@@ -187,65 +128,3 @@ def _axis_angles(length: int, width: int, theta: float) -> NDArray[np.float64]:
     # float64 power is what torch has.
     frequencies = np.float32(1) / np.power(theta, exponents.astype(np.float64)).astype(np.float32)
     return (np.arange(length, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
-
-
-def _refuse_unsupported(raw: Mapping[str, Any], where: str) -> None:
-    for key, supported in SUPPORTED_PREPROCESSING.items():
-        if raw.get(key) is not None and raw[key] != supported:
-            raise ExportError(
-                f"{where}: '{key}' is {raw[key]!r}, and only {supported!r} is supported; "
-                f"a checkpoint trained that way cannot be exported."
-            )
-
-
-def _with_size_keys(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
-    size = raw.get("size") or {}
-    if not isinstance(size, Mapping):
-        raise _bad_value(where, "size", size, "an object with shortest_edge and longest_edge")
-    return {**raw, **{f"size.{key}": value for key, value in size.items()}}
-
-
-def _pixel_limit(flat: Mapping[str, Any], limit: str, edge: str, where: str) -> int:
-    # The order of transformers: an explicit limit wins over the edges, which also count pixels.
-    keys = [limit, f"size.{edge}", f"size.{limit}"]
-    given = [key for key in keys if flat.get(key) is not None]
-    return _count(flat, given[0] if given else keys[1], where)
-
-
-def _count(flat: Mapping[str, Any], key: str, where: str) -> int:
-    number = _positive(flat, key, where)
-    if not number.is_integer():
-        raise _bad_value(where, key, number, "a whole number above 0")
-    return int(number)
-
-
-def _positive(flat: Mapping[str, Any], key: str, where: str) -> float:
-    value = _required(flat, key, where)
-    if not _is_number(value) or value <= 0:
-        raise _bad_value(where, key, value, "a number above 0")
-    return float(value)
-
-
-def _colour(
-    flat: Mapping[str, Any], key: str, where: str, above: float = -math.inf
-) -> tuple[float, float, float]:
-    match _required(flat, key, where):
-        case [red, green, blue] as value if all(_is_number(v) and v > above for v in value):
-            return float(red), float(green), float(blue)
-        case other:
-            floor = "" if above == -math.inf else f" above {above:g}"
-            raise _bad_value(where, key, other, f"three numbers{floor} (red, green, blue)")
-
-
-def _required(flat: Mapping[str, Any], key: str, where: str) -> Any:
-    if flat.get(key) is None:
-        raise ExportError(f"{where}: the key '{key}' is missing; add it with the model's value.")
-    return flat[key]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _bad_value(where: str, key: str, value: object, expected: str) -> ExportError:
-    return ExportError(f"{where}: '{key}' is {value!r}; expected {expected}; correct the file.")

@@ -15,8 +15,11 @@ Float = NDArray[np.float32]
 
 def inverse_frequencies(rope: RopeConfig) -> Float:
     """Inverse frequencies [rotary_dim / 2] in float32."""
-    exponent = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
-    return (1.0 / np.float32(rope.theta) ** exponent.astype(np.float32)).astype(np.float32)
+    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    # float32 powers differ between libraries by a last bit, which a far row multiplies; a rounded
+    # float64 power is what torch has.
+    powers = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)
+    return np.float32(1) / powers
 
 
 def rotary_table(positions: NDArray[np.int64], rope: RopeConfig) -> tuple[Float, Float]:

@@ -22,7 +22,7 @@ from ..models.positions import (
     next_position,
     text_ruler,
 )
-from .drafters.base import Observed, Request
+from .drafters.base import Observed, Proposal, Request
 from .options import GenerateOptions
 from .output_text import OutputText
 from .plan import Batch, PromptPlan, common_rows
@@ -54,14 +54,14 @@ class Answer:
         self._on_round = on_round
         self._target = model.target
         self._cache = conversation.cache
-        self._draft = conversation.draft
         self._budget = conversation.output_budget(plan, options.max_new_tokens)
         vocab_size = model.manifest.target.text.vocab_size
         self._sampler = Sampler(options.sampling, History.start(plan.text_ids, vocab_size))
         self._with_logits = options.sampling.needs_logits(model.manifest.num_top)
         self._tokens = plan.token_ids.tolist()
         self._pos_next = Position(0)
-        self._holes_traced = len(self._draft.counts.holes)
+        self._holes_traced = 0
+        self.draft = conversation.draft
         self.text = OutputText(model.tokenizer, frozenset(model.manifest.stop_ids), options.stop)
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -70,12 +70,16 @@ class Answer:
 
     def deltas(self) -> Iterator[Delta]:
         """Generate; yields whenever tokens were emitted."""
+        # Another answer, or another drafter, may have come in between.
+        self.draft = self._conversation.draft
+        self._holes_traced = len(self.draft.counts.holes)
         if self._budget == 0:
             self.finish_reason = "length"
             return
         started = perf_counter()
-        yield self._emit(self._keep(self._prefill().tokens))
+        kept = self._keep(self._prefill().tokens)
         self.timings.prefill_seconds += perf_counter() - started
+        yield self._emit(kept)
         while self.finish_reason is None:
             started = perf_counter()
             kept = self._round()
@@ -101,7 +105,7 @@ class Answer:
         self._cache.crop(start)
         del conversation.row_keys[start:]
         position = Position(int(text_ruler(plan.mrope_positions)[start]))
-        self._draft.crop(start, position)
+        self.draft.crop(start, position)
         self._keys = keys
         return start
 
@@ -115,7 +119,7 @@ class Answer:
             embeds, deepstack = media.embeds[rows], media.deepstack[:, rows]
             self.timings.vision_seconds += perf_counter() - started
         output = self._target.forward(
-            self._cache, embeds, batch.mrope_positions, deepstack, self._draft.taps
+            self._cache, embeds, batch.mrope_positions, deepstack, self.draft.taps
         )
         if batch.media is not None and batch.is_last_of_span:
             batch.media.release()
@@ -131,51 +135,49 @@ class Answer:
         self._cache.commit(count)
         self._conversation.row_keys += keys
         taps = {i: tap[:count] for i, tap in output.taps.items()}
-        self._draft.observe(Observed(first, token_ids, positions, taps, span))
+        self.draft.observe(Observed(first, token_ids, positions, taps, span))
 
     def _round(self) -> list[int]:
         """Propose, verify, accept, keep, commit; returns the tokens to emit."""
-        anchor, first_row = self._tokens[-1], self._cache.num_rows
-        started = perf_counter()
-        proposal = self._draft.propose(
-            Request(
-                anchor=anchor,
-                max_drafts=self._budget - len(self.token_ids) - 1,
-                row=first_row,
-                position=self._pos_next,
-                output_index=len(self.token_ids),
-                tokens=self._tokens,
-            )
-        )
-        self.timings.draft_seconds += perf_counter() - started
-        started = perf_counter()
+        first_row, anchor = self._cache.num_rows, self._tokens[-1]
+        proposal = self._propose(anchor)
         block = np.array([anchor, *proposal.token_ids])
         positions = advancing_positions(self._pos_next, block.size)
-        output = self._target.forward(
-            self._cache, self._target.embed(block), positions, None, self._draft.taps
-        )
-        rows = self._target.head.rows(output.hidden, np.arange(block.size), self._with_logits)
-        verdict = self._accept(rows, proposal.token_ids)
-        self.timings.verify_seconds += perf_counter() - started
+        output, verdict = self._verify(block, positions)
         kept = self._keep(verdict.tokens)
         produced = len(kept)
+        # The newest kept token becomes the anchor; it has no row yet.
+        committed, positions = block[:produced], positions[:, :produced]
         span = Span(first_row, produced, "text", False)
-        committed = block[:produced]
-        self._commit(committed, positions[:, :produced], output, span, committed.tolist())
-        self._pos_next = next_position(positions[:, :produced])
-        self._record(
-            Round(
-                index=len(self.rounds),
-                rows=first_row,
-                block_start=proposal.block_start,
-                anchor=anchor,
-                drafted=tuple(proposal.token_ids),
-                accepted=min(verdict.accepted, produced),
-                produced=produced,
-                hole=self._new_hole(),
-            )
-        )
+        self._commit(committed, positions, output, span, committed.tolist())
+        self._pos_next = next_position(positions)
+        self._record(first_row, anchor, proposal, verdict, produced)
         return kept
+
+    def _propose(self, anchor: int) -> Proposal:
+        started = perf_counter()
+        request = Request(
+            anchor=anchor,
+            max_drafts=self._budget - len(self.token_ids) - 1,
+            row=self._cache.num_rows,
+            position=self._pos_next,
+            output_index=len(self.token_ids),
+            tokens=self._tokens,
+        )
+        proposal = self.draft.propose(request)
+        self.timings.draft_seconds += perf_counter() - started
+        return proposal
+
+    def _verify(self, block: Ints, positions: Ints) -> tuple[TargetRows, Verdict]:
+        """One target call on the anchor and its drafts."""
+        started = perf_counter()
+        output = self._target.forward(
+            self._cache, self._target.embed(block), positions, None, self.draft.taps
+        )
+        rows = self._target.head.rows(output.hidden, np.arange(block.size), self._with_logits)
+        verdict = self._accept(rows, block[1:].tolist())
+        self.timings.verify_seconds += perf_counter() - started
+        return output, verdict
 
     def _accept(self, rows: HeadRows, drafts: list[int]) -> Verdict:
         return RULES[self._options.accept](self._sampler, rows, drafts, len(self.token_ids))
@@ -200,12 +202,24 @@ class Answer:
         text = self.text.take_delta() if self.finish_reason is None else self.text.finish()
         return Delta(text, tuple(kept))
 
-    def _record(self, record: Round) -> None:
+    def _record(
+        self, first_row: Row, anchor: int, proposal: Proposal, verdict: Verdict, produced: int
+    ) -> None:
+        record = Round(
+            index=len(self.rounds),
+            rows=first_row,
+            block_start=proposal.block_start,
+            anchor=anchor,
+            drafted=tuple(proposal.token_ids),
+            accepted=min(verdict.accepted, produced),
+            produced=produced,
+            hole=self._new_hole(),
+        )
         self.rounds.append(record)
         self._on_round(record)
 
     def _new_hole(self) -> Hole | None:
-        holes = self._draft.counts.holes
+        holes = self.draft.counts.holes
         new = holes[-1] if len(holes) > self._holes_traced else None
         self._holes_traced = len(holes)
         return new

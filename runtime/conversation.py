@@ -7,8 +7,8 @@ may run in different threads. One conversation generates one answer at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..models.errors import ContextError, PromptError
@@ -44,7 +44,7 @@ class Generation:
         self._observers: list[Callable[[Round], None]] = []
         self._answer = Answer(conversation, plan, options, self._notify)
         self._prompt_tokens = plan.num_rows
-        self._counts_before = _counts(conversation.draft)
+        self._draft_stats: DraftStats | None = None
         self._deltas = self._run()
 
     def on_round(self, observer: Callable[[Round], None]) -> Generation:
@@ -74,7 +74,9 @@ class Generation:
 
     def _run(self) -> Generator[Delta, None, None]:
         with self._conversation.busy():
+            before = _counts(self._conversation.draft)
             yield from self._answer.deltas()
+            self._draft_stats = self._count_since(before)
 
     def _notify(self, record: Round) -> None:
         for observer in self._observers:
@@ -85,21 +87,21 @@ class Generation:
         timings = answer.timings
         decoded = sum(r.produced for r in answer.rounds)
         timings.tokens_per_second = decoded / timings.decode_seconds if decoded else 0.0
-        assert answer.finish_reason is not None
+        assert answer.finish_reason is not None and self._draft_stats is not None
         return Result(
             text=answer.text.text,
             token_ids=tuple(answer.token_ids),
             finish_reason=answer.finish_reason,
             prompt_tokens=self._prompt_tokens,
             output_tokens=len(answer.token_ids),
-            draft=self._draft_stats(),
+            draft=self._draft_stats,
             timings=timings,
             provider=self._conversation.model.provider_info(),
         )
 
-    def _draft_stats(self) -> DraftStats:
-        draft, rounds = self._conversation.draft, self._answer.rounds
-        holes, seeded, skipped = self._counts_before
+    def _count_since(self, before: tuple[int, int, int]) -> DraftStats:
+        draft, rounds = self._answer.draft, self._answer.rounds
+        holes, seeded, skipped = before
         drafter = draft.drafter
         produced = tuple(r.produced for r in rounds)
         return DraftStats(
@@ -130,18 +132,24 @@ class Conversation:
 
     def use_draft(self, **choice: Any) -> None:
         """Draft differently from now on; the new drafter has seen nothing of the chat so far."""
-        self.choice = DraftChoice(**{**asdict(self.choice), **choice})
-        self.draft = self.model.new_draft(self.choice)
+        made = replace(self.choice, **choice)
+        self.draft = self.model.new_draft(made)
+        self.choice = made
 
     def generate(
-        self, messages: Messages, images: Sequence[ImageSource] = (), **options: Any
+        self,
+        messages: Messages,
+        images: Sequence[ImageSource] = (),
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Generation:
         """Answer `messages`; rows shared with what this conversation has seen are reused.
 
         Options are those of `make_options`. Raises `PromptError`, `ImageError`, `ContextError`.
         """
         made = make_options(**options)
-        return self.generate_plan(self.model.plan(messages, images), made)
+        return self.generate_plan(self.model.plan(messages, images, template_options), made)
 
     def generate_plan(self, plan: PromptPlan, options: GenerateOptions) -> Generation:
         """Answer a prompt plan, for callers that lay out rows themselves."""

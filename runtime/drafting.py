@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from operator import index
 from typing import TypeVar
 
 from ..models.positions import Position, Row
@@ -60,14 +61,17 @@ class DraftRunner:
             request.output_index,
             request.tokens,
         )
-        proposal = self._guarded("propose", lambda: self.drafter.propose(limited), Proposal([]))
-        ids = proposal.token_ids[:allowed]
-        bad = next((i for i, t in enumerate(ids) if self._refused(t)), len(ids))
-        return Proposal(ids[:bad], proposal.block_start)
+        return self._guarded("propose", lambda: self._drafted(limited), Proposal([]))
 
     def crop(self, num_rows: Row, position: Position) -> None:
         """Forget rows."""
         self._guarded("crop", lambda: self.drafter.crop(num_rows, position), None)
+
+    def _drafted(self, request: Request) -> Proposal:
+        proposal = self.drafter.propose(request)
+        ids = [index(t) for t in proposal.token_ids[: request.max_drafts]]
+        bad = next((i for i, t in enumerate(ids) if self._refused(t)), len(ids))
+        return Proposal(ids[:bad], proposal.block_start)
 
     def _refused(self, token: int) -> bool:
         return token in self._banned or not 0 <= token < self._vocab_size

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageColor, ImageFile, UnidentifiedImageError
 
 from ..models.errors import ImageError
-from ..models.grid import Grid, ImageConfig, image_grid
+from ..models.grid import Grid, image_grid
+from ..models.image_config import ImageConfig
 
 ImageSource: TypeAlias = "str | Path | bytes | BinaryIO | Image.Image | np.ndarray"
 

@@ -5,7 +5,7 @@ Immutable after load; everything that can be known to be wrong is found at load.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,28 @@ class Model:
         choice = DraftChoice(draft, holes, hole_rows, draft_tokens)
         return Conversation(self, choice).generate(messages, images, **options)
 
-    def plan(self, messages: Messages, images: Sequence[ImageSource] = ()) -> PromptPlan:
-        """Lay out messages and images as rows and positions."""
-        return self.plan_prepared(
-            messages, [prepare_image(image, self.image_config) for image in images]
-        )
+    def plan(
+        self,
+        messages: Messages,
+        images: Sequence[ImageSource] = (),
+        template_options: Mapping[str, Any] | None = None,
+    ) -> PromptPlan:
+        """Lay out messages and images as rows and positions.
 
-    def plan_prepared(self, messages: Messages, images: Sequence[PreparedImage]) -> PromptPlan:
+        `template_options` go to the chat template, e.g. {"enable_thinking": False}.
+        """
+        prepared = [prepare_image(image, self.image_config) for image in images]
+        return self.plan_prepared(messages, prepared, template_options)
+
+    def plan_prepared(
+        self,
+        messages: Messages,
+        images: Sequence[PreparedImage],
+        template_options: Mapping[str, Any] | None = None,
+    ) -> PromptPlan:
         """Lay out messages and images that are already patches."""
         normal = normalise_messages(messages, len(images))
-        ids = encode_chat(self.template, self.tokenizer, normal)
+        ids = encode_chat(self.template, self.tokenizer, normal, **(template_options or {}))
         placeholder = self.manifest.target.special.image
         if ids.count(placeholder) != len(images):
             raise PromptError(
@@ -114,6 +126,7 @@ class Model:
         if name is None:
             name = next(iter(self.networks), "none")
         if not isinstance(name, str):
+            _check_taps(name, self.manifest.tap_layers)
             return name
         if name in self.networks:
             return self._dflash(name, choice)
@@ -191,6 +204,14 @@ def _limit(asked: int | None, manifest: Manifest) -> int:
     if not 1 <= limit <= trained:
         raise PromptError(f"the context limit must lie between 1 and {trained}, not {limit}.")
     return limit
+
+
+def _check_taps(drafter: Drafter, tap_layers: tuple[int, ...]) -> None:
+    if not set(drafter.taps) <= set(tap_layers):
+        raise PromptError(
+            f"drafter {drafter.name!r} reads target layers {list(drafter.taps)}, the bundle was "
+            f"exported with {list(tap_layers)}; export it with a drafter that reads them."
+        )
 
 
 def _lookup_tokens(draft_tokens: int | None) -> int:

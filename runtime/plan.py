@@ -45,9 +45,10 @@ class Media:
 
     def rows(self) -> ImageRows:
         """The media's embedding rows, encoded once."""
-        if self._rows is None:
-            self._rows = self._encode()
-        return self._rows
+        rows = self._rows
+        if rows is None:  # a local, since a plan may be shared and released by another thread
+            rows = self._rows = self._encode()
+        return rows
 
     def release(self) -> None:
         """Drop the encoded rows; they are in the cache now."""

@@ -109,7 +109,8 @@ class Binding:
         # The runtime reads these buffers by address, so they must outlive the run.
         self._alive: dict[str, Any] = {}
         self._shared: dict[str, Any] = {}
-        self._fetch: tuple[str, ...] = ()
+        # None: the outputs are not bound yet.
+        self._fetch: tuple[str, ...] | None = None
 
     def feed(self, name: str, array: Array) -> None:
         """Bind an input to a host array without copying it."""
@@ -122,7 +123,7 @@ class Binding:
         """Bind one buffer as input and output, so that the graph updates it in place."""
         self.feed(input_name, array)
         self._shared[output_name] = self._alive[input_name][1]
-        self._fetch = ()
+        self._fetch = None
 
     def run(self, fetch: Iterable[str]) -> list[Array]:
         """Run and return the fetched outputs as host arrays, in the order asked."""

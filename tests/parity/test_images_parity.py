@@ -14,11 +14,11 @@ import pytest
 from dflash_onnx.models.errors import ImageError
 from dflash_onnx.models.grid import (
     Grid,
-    ImageConfig,
     axial_rotary,
     position_table_lookup,
     smart_resize,
 )
+from dflash_onnx.models.image_config import ImageConfig
 from dflash_onnx.runtime.images import prepare_image
 
 pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from dflash_onnx.models.errors import ImageError
-from dflash_onnx.models.grid import ImageConfig
+from dflash_onnx.models.image_config import ImageConfig
 from dflash_onnx.runtime.images import describe, load_image, prepare_image
 
 HALF = (0.5, 0.5, 0.5)
@@ -367,7 +367,6 @@ def test_random_sizes_do_not_crash() -> None:
         assert np.isfinite(prepared.patches).all()
 
 
-@pytest.mark.slow
 def test_a_twelve_megapixel_photo_fits() -> None:
     """A phone photo under a 16 megapixel cap is the largest common picture.
     It gives 47,000 patches at its own size, rounded to whole rows."""

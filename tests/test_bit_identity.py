@@ -1,0 +1,185 @@
+"""Logits, bit for bit: a verify block, a prefill chunk and a single step compute the same rows.
+
+Kernels choose their path by shape, so several head layouts, widths and thread counts are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support_drafters import FirstK, Known
+from support_layouts import make_prompt
+
+from dflash_onnx.models.positions import Ints
+from dflash_onnx.runtime import Model, Round
+from dflash_onnx.runtime.drafters.base import Drafter
+from dflash_onnx.runtime.options import make_options
+from dflash_onnx.runtime.plan import PromptPlan
+from dflash_onnx.runtime.sampling import HeadRows
+from dflash_onnx.runtime.target import Float, Head, Target, TargetRows
+from dflash_onnx.runtime.target_cache import TargetCache
+
+Bundles = Callable[..., Path]
+SHAPES: dict[str, dict[str, Any]] = {
+    "heads as kv heads": {"heads": 4, "kv_heads": 4},
+    "groups of 4": {"heads": 8, "kv_heads": 2},
+    "one kv head": {"heads": 4, "kv_heads": 1},
+    "head_dim 64": {"head_dim": 64, "mrope_section": (12, 10, 10)},
+    "head_dim 128": {"head_dim": 128, "mrope_section": (24, 20, 20), "heads": 2, "kv_heads": 1},
+    "hidden 96": {"hidden": 96, "mlp": 200},
+    "untied head": {"tied": False, "vocab": 600},
+}
+CHUNKS = (1, 2, 3, 7, 48, 64, 4096)
+
+
+class LoggingHead:
+    """A head that keeps the logits of its last call."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self.last: Float = np.zeros((0, 0), np.float32)
+
+    def rows(self, hidden: Float, rows: Ints, with_logits: bool) -> HeadRows:
+        """The head's answer; logits are computed whether wanted or not."""
+        answer = self._head.rows(hidden, rows, True)
+        assert answer.logits is not None
+        self.last = answer.logits
+        return answer if with_logits else replace(answer, logits=None)
+
+
+class LoggingTarget:
+    """A target that keeps the hidden rows and taps of every call."""
+
+    def __init__(self, target: Target, taps: Collection[int]) -> None:
+        self._target = target
+        self._taps = tuple(taps)
+        self.head = LoggingHead(target.head)
+        self.outputs: list[Float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def forward(
+        self,
+        cache: TargetCache,
+        embeds: Float,
+        positions: Ints,
+        deepstack: Float | None,
+        taps: Collection[int],
+    ) -> TargetRows:
+        """Run, with all taps fetched."""
+        output = self._target.forward(cache, embeds, positions, deepstack, self._taps)
+        self.outputs.append(np.concatenate([output.hidden, *output.taps.values()], axis=1))
+        return output
+
+
+def logging_model(bundle: Path, threads: int = 1) -> tuple[Model, LoggingTarget]:
+    """A model that never stops by itself and whose target and head are logged."""
+    model = Model(bundle, threads=threads)
+    model.manifest = replace(model.manifest, stop_ids=())
+    target = LoggingTarget(model.target, model.manifest.tap_layers)
+    model.target = target  # type: ignore[assignment]
+    return model, target
+
+
+def logits_of_answer(
+    bundle: Path, draft: str | Drafter, num_tokens: int, threads: int = 1
+) -> tuple[tuple[int, ...], Float]:
+    """Ids [n] of a greedy answer and the logits [n, V] each was chosen from."""
+    model, target = logging_model(bundle, threads)
+    plan = make_prompt(model, "one image").plan
+    conversation = model.conversation(draft)
+    generation = conversation.generate_plan(plan, make_options(max_new_tokens=num_tokens))
+    blocks: list[Float] = []
+
+    def keep(record: Round) -> None:
+        blocks.append(target.head.last[: record.produced])
+
+    deltas = iter(generation.on_round(keep))
+    next(deltas)
+    blocks.append(target.head.last)
+    result = generation.result()
+    assert result.draft.state == "on"
+    return result.token_ids, np.concatenate(blocks)
+
+
+def known(bundle: Path, ids: tuple[int, ...]) -> Known:
+    """What a drafter must know to draft the answer `ids`."""
+    plan = make_prompt(Model(bundle, threads=1), "one image").plan
+    return Known(ids, plan.num_rows, int(plan.mrope_positions.max()) + 1)
+
+
+def check_speculative(bundle: Path, num_tokens: int, blocks: Collection[int]) -> None:
+    """Every block size and the real drafter against single steps, then two threads."""
+    ids, plain = logits_of_answer(bundle, "none", num_tokens)
+    assert len(ids) == len(plain) == num_tokens
+    answer = known(bundle, ids)
+    drafts = [FirstK(answer, n - 1, range(n)) for n in blocks]
+    assert_equal(plain, logits_of_answer(bundle, "dflash", num_tokens), ids)
+    for draft in drafts:
+        assert_equal(plain, logits_of_answer(bundle, draft, num_tokens), ids)
+    widest = FirstK(answer, max(blocks) - 1, range(max(blocks)))
+    assert_equal(plain, logits_of_answer(bundle, "none", num_tokens, threads=2), ids)
+    assert_equal(plain, logits_of_answer(bundle, widest, num_tokens, threads=2), ids)
+
+
+def assert_equal(plain: Float, run: tuple[tuple[int, ...], Float], ids: tuple[int, ...]) -> None:
+    """Bit equality, minus infinity of banned ids included."""
+    first = next((i for i in range(len(plain)) if not same_bits(plain[i], run[1][i])), None)
+    assert first is None, f"logits of token {first} differ"
+    assert run[0] == ids
+
+
+def same_bits(first: Float, second: Float) -> bool:
+    """Equality that tells 0.0 from -0.0."""
+    return first.shape == second.shape and first.tobytes() == second.tobytes()
+
+
+def check_prefill(bundle: Path) -> None:
+    """Hidden rows and taps of every prompt row, for every chunk size and two threads."""
+    whole: dict[str, Float] = {}
+    for threads in (1, 2):
+        model, target = logging_model(bundle, threads)
+        for layout in ("adjacent images", "reused"):
+            plan = make_prompt(model, layout).plan
+            for chunk in CHUNKS:
+                rows = prefill(model, target, plan, chunk)
+                assert rows.shape[0] == plan.num_rows
+                assert same_bits(rows, whole.setdefault(layout, rows)), (layout, chunk, threads)
+
+
+def prefill(model: Model, target: LoggingTarget, plan: PromptPlan, chunk: int) -> Float:
+    target.outputs.clear()
+    options = make_options(max_new_tokens=1, chunk=chunk)
+    model.conversation("none").generate_plan(plan, options).result()
+    return np.concatenate(target.outputs)
+
+
+def test_logits_of_2000_tokens(make_bundle: Bundles) -> None:
+    """Near ties everywhere, a text that fills half the context: no bit differs from plain steps."""
+    check_speculative(make_bundle(target={"close_logits": True}), 2000, (2, 3, 8, 16))
+
+
+def test_prefill_in_any_chunks(make_bundle: Bundles) -> None:
+    """However a prompt with images is cut into batches, each of its rows comes out the same."""
+    check_prefill(make_bundle(target={"close_logits": True}))
+
+
+def test_half_precision_weights(make_bundle: Bundles) -> None:
+    """The same holds for a bundle whose weights are stored in fp16."""
+    bundle = make_bundle(target={"close_logits": True}, precision="fp16")
+    check_speculative(bundle, 300, (2, 8, 16))
+    check_prefill(bundle)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_other_shapes(make_bundle: Bundles, shape: str) -> None:
+    """Kernels differ by head count, head size and width; none depends on the rows of a call."""
+    bundle = make_bundle(target={"close_logits": True, **SHAPES[shape]})
+    check_speculative(bundle, 200, (2, 3, 8, 16))
+    check_prefill(bundle)
