@@ -128,7 +128,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if folder.is_file() or not folder.is_dir():
         kind = "a file, not a bundle folder" if folder.is_file() else "not a folder"
-        raise ManifestError(f"{folder} is {kind}; give the bundle folder that `dflash-onnx export` wrote.")
+        raise ManifestError(
+            f"{folder} is {kind}; give the bundle folder that `dflash-onnx export` wrote."
+        )
     if not path.is_file():
         raise ManifestError(
             f"{path} is missing; {folder} is not a bundle. Make one with `dflash-onnx export`."

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_checkpoint import make_draft, make_target
+
 from dflash_onnx.export.bundle import ExportOptions, export_bundle
 from dflash_onnx.runtime import Model
-from tiny_checkpoint import make_draft, make_target
 
 BundleMaker = Callable[..., Path]
 
