@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..models.errors import ContextError, PromptError
 from .answer import Answer
-from .drafters.base import Drafter
+from .draft_factory import DraftChoice
 from .drafters.dflash import DFlash
 from .drafting import DraftRunner
 from .images import ImageSource
@@ -24,16 +24,6 @@ from .results import Delta, DraftStats, Result, Round
 if TYPE_CHECKING:
     from .chat import Messages
     from .model import Model
-
-
-@dataclass(frozen=True)
-class DraftChoice:
-    """Which drafter to use and how; None stands for the bundle's own answer."""
-
-    draft: str | Drafter | None = None
-    holes: str | None = None
-    hole_rows: int | None = None
-    draft_tokens: int | None = None
 
 
 class Generation:
@@ -127,13 +117,17 @@ class Conversation:
         self.cache = model.target.new_cache(model.context_limit)
         self.row_keys: list[RowKey] = []
         self.choice = choice
-        self.draft: DraftRunner = model.new_draft(choice)
+        self.draft: DraftRunner = model.drafts.runner(choice)
         self._lock = threading.Lock()
 
     def use_draft(self, **choice: Any) -> None:
-        """Draft differently from now on; the new drafter has seen nothing of the chat so far."""
-        made = replace(self.choice, **choice)
-        self.draft = self.model.new_draft(made)
+        """Draft differently from now on, with the fields of `DraftChoice`.
+
+        Naming a `draft` starts from its own defaults. A change of drafter or of ruler drops what
+        the drafter has seen, which is a hole; other changes keep it.
+        """
+        made = replace(DraftChoice() if "draft" in choice else self.choice, **choice)
+        self.draft = self.model.drafts.switched(self.draft, made)
         self.choice = made
 
     def generate(

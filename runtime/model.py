@@ -12,13 +12,10 @@ from typing import Any
 from ..models.errors import ManifestError, PromptError
 from ..models.manifest import Manifest, read_manifest
 from .chat import ChatTemplate, Messages, normalise_messages
-from .conversation import Conversation, DraftChoice, Generation
-from .drafters.base import Drafter, NoDraft
-from .drafters.dflash import DFlash
-from .drafters.lookup import MAX_DRAFTS, Lookup
+from .conversation import Conversation, Generation
+from .draft_factory import DraftChoice, DraftFactory
+from .drafters.base import Drafter
 from .drafters.networks import DFlashNetworks
-from .drafters.policy import HoleSettings, default_policy, parse_policy
-from .drafting import DraftRunner
 from .images import ImageSource, PreparedImage, prepare_image
 from .plan import Media, PlanBuilder, PromptPlan
 from .session import Runtime
@@ -31,7 +28,7 @@ class Model:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         provider: str = "cpu",
         *,
         threads: int | None = None,
@@ -40,6 +37,7 @@ class Model:
         append_by_graph: bool = False,
         mapped: bool = False,
     ) -> None:
+        folder = Path(folder)
         self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
         check_files(folder, self.manifest)
@@ -55,6 +53,7 @@ class Model:
             )
             for name in self.manifest.drafts
         }
+        self.drafts = DraftFactory(self.manifest, self.networks)
 
     def conversation(self, draft: str | Drafter | None = None, **choice: Any) -> Conversation:
         """A new conversation; `draft` and `holes`, `hole_rows`, `draft_tokens` as `DraftChoice`."""
@@ -105,12 +104,6 @@ class Model:
             )
         return self._layout(ids, placeholder, images)
 
-    def new_draft(self, choice: DraftChoice) -> DraftRunner:
-        """A fresh drafter for one conversation; `PromptError` names what the bundle has."""
-        special = self.manifest.banned_ids
-        drafter = self._drafter(choice)
-        return DraftRunner(drafter, special, self.manifest.target.text.vocab_size)
-
     def provider_info(self) -> dict[str, Any]:
         """Where the networks run, for results and reports."""
         runtime = self._runtime
@@ -120,31 +113,6 @@ class Model:
             "threads": runtime.threads,
             "precision": self.manifest.precision,
         }
-
-    def _drafter(self, choice: DraftChoice) -> Drafter:
-        name = choice.draft
-        if name is None:
-            name = next(iter(self.networks), "none")
-        if not isinstance(name, str):
-            _check_taps(name, self.manifest.tap_layers)
-            return name
-        if name in self.networks:
-            return self._dflash(name, choice)
-        if name in ("none", "lookup"):
-            _refuse_hole_options(name, choice)
-            return NoDraft() if name == "none" else Lookup(_lookup_tokens(choice.draft_tokens))
-        known = ", ".join(["none", "lookup", *self.networks])
-        raise PromptError(f"the bundle has no drafter {name!r}; choose one of {known}.")
-
-    def _dflash(self, name: str, choice: DraftChoice) -> DFlash:
-        networks = self.networks[name]
-        policy = (
-            default_policy(networks.spec.trained_on_media)
-            if choice.holes is None
-            else parse_policy(choice.holes)
-        )
-        settings = HoleSettings(policy, choice.hole_rows)
-        return DFlash(name, networks, settings, choice.draft_tokens)
 
     def _layout(
         self, ids: list[int], placeholder: int, images: Sequence[PreparedImage]
@@ -167,7 +135,7 @@ class Model:
 
 def load(bundle: str | Path, provider: str = "cpu", **options: Any) -> Model:
     """Load a bundle; options are those of `Model`. Raises `ManifestError` or `ProviderError`."""
-    return Model(Path(bundle), provider, **options)
+    return Model(bundle, provider, **options)
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
@@ -204,29 +172,6 @@ def _limit(asked: int | None, manifest: Manifest) -> int:
     if not 1 <= limit <= trained:
         raise PromptError(f"the context limit must lie between 1 and {trained}, not {limit}.")
     return limit
-
-
-def _check_taps(drafter: Drafter, tap_layers: tuple[int, ...]) -> None:
-    if not set(drafter.taps) <= set(tap_layers):
-        raise PromptError(
-            f"drafter {drafter.name!r} reads target layers {list(drafter.taps)}, the bundle was "
-            f"exported with {list(tap_layers)}; export it with a drafter that reads them."
-        )
-
-
-def _lookup_tokens(draft_tokens: int | None) -> int:
-    tokens = MAX_DRAFTS if draft_tokens is None else draft_tokens
-    if tokens < 0:
-        raise PromptError(f"draft tokens must be 0 or more, not {tokens}.")
-    return tokens
-
-
-def _refuse_hole_options(name: str, choice: DraftChoice) -> None:
-    for option, value in (("holes", choice.holes), ("hole_rows", choice.hole_rows)):
-        if value is not None:
-            raise PromptError(
-                f"{option}={value!r} has no meaning for drafter {name!r}, which keeps no cache."
-            )
 
 
 __all__ = ["Model", "check_files", "load"]

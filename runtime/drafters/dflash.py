@@ -52,7 +52,9 @@ class DFlash:
         self._networks = networks
         self._caches = [networks.new_cache(kind) for kind in networks.kinds]
         self._pending: list[tuple[list[Float], Ints]] = []
+        # Text rows still to come before drafting resumes, and the hole that asked for them.
         self._pause_rows = 0
+        self._paused_at = Position(0)
 
     @property
     def policy(self) -> HolePolicy:
@@ -81,7 +83,8 @@ class DFlash:
         self._pending.append(([rows.taps[i] for i in self.taps], positions))
         self.pos_next = Position(int(positions[-1]) + 1)
         self.counts.injected_rows += positions.size
-        self._pause_rows = max(0, self._pause_rows - positions.size)
+        if rows.span.kind == "text":
+            self._pause_rows = max(0, self._pause_rows - positions.size)
         if sum(p.size for _, p in self._pending) >= INJECT_ROWS:
             self._flush()
 
@@ -101,9 +104,19 @@ class DFlash:
         stop = position if self.policy.ruler == "text" else Position(num_rows)
         lost = [(cache, cache.crop(stop)) for cache in self._caches]
         self.pos_next = Position(min(self.pos_next, stop))
+        if stop <= self._paused_at:
+            self._pause_rows = 0
         holes = [(cache, hole) for cache, hole in lost if hole is not None]
         if holes:
             self._handle(max((hole for _, hole in holes), key=lambda h: h.stop - h.start), holes)
+
+    def take_settings(self, other: DFlash) -> bool:
+        """Go on with another's settings; False when its networks or ruler are not the same."""
+        if self._networks is not other._networks or self.policy.ruler != other.policy.ruler:
+            return False
+        self.settings, self.max_drafts = other.settings, other.max_drafts
+        self._pause_rows = 0
+        return True
 
     def _on_ruler(self, rows: Observed) -> Ints:
         if self.policy.ruler == "text":
@@ -124,7 +137,7 @@ class DFlash:
         self.counts.holes.append(hole)
         LOGGER.debug("hole [%d, %d), policy %s", hole.start, hole.stop, self.policy.value)
         if self.policy is HolePolicy.OFF:
-            self._pause_rows = min(self.hole_rows, MAX_PAUSE_ROWS)
+            self._pause_rows, self._paused_at = min(self.hole_rows, MAX_PAUSE_ROWS), hole.start
         if self.policy.seeds:
             self.counts.seeded_rows += seed_positions(hole, self.hole_rows).size
             for cache, part in parts:

@@ -147,14 +147,15 @@ def test_trace_lines(model: Model, policy: HolePolicy) -> None:
 @pytest.mark.parametrize("first", HolePolicy, ids=lambda p: p.value)
 @pytest.mark.parametrize("second", [HolePolicy.SEED, HolePolicy.INDEX], ids=lambda p: p.value)
 def test_switching_policy_in_a_chat(model: Model, first: HolePolicy, second: HolePolicy) -> None:
-    """A cache on one ruler means nothing on the other: the new drafter starts with a hole."""
+    """A cache on one ruler means nothing on the other: what was seen becomes a hole."""
     conversation = model.conversation(holes=first.value)
     answer(conversation, PROMPT)
     conversation.use_draft(holes=second.value)
     parts = [*PROMPT, text(9, seed=3)]
     result = answer(conversation, parts).result()
     start = 50 if second.ruler == "index" else 34
-    assert (result.draft.policy, result.draft.holes) == (second.value, ((0, start),))
+    holes = () if first.ruler == second.ruler else ((0, start),)
+    assert (result.draft.policy, result.draft.holes) == (second.value, holes)
     assert result.timings.reused_rows == 50 and result.draft.drafted > 0
     assert result.token_ids == answer(model.conversation("none"), parts).result().token_ids
 
@@ -163,8 +164,25 @@ def test_switching_keeps_a_given_drafter(model: Model) -> None:
     """use_draft copied the caller's drafter, sessions and all, and died in pickle."""
     drafter = DFlash("mine", model.networks["dflash"], HoleSettings(HolePolicy.GAP))
     conversation = model.conversation(drafter)
-    conversation.use_draft(draft_tokens=3)
+    conversation.use_draft(draft=drafter)
     assert conversation.draft.drafter is drafter
+    with pytest.raises(PromptError, match="draft_tokens=3 has no meaning for drafter 'mine'"):
+        conversation.use_draft(draft_tokens=3)
+
+
+def test_naming_a_drafter_starts_from_its_defaults(model: Model) -> None:
+    """A policy chosen for one drafter must not stand in the way of the next."""
+    conversation = model.conversation("dflash", holes="gap", draft_tokens=3)
+    conversation.use_draft(draft="none")
+    assert conversation.draft.name == "none"
+
+
+def test_a_pause_ends_with_its_hole(model: Model) -> None:
+    """`off` used to stay quiet in a text prompt that no longer had the image."""
+    conversation = model.conversation(holes="off")
+    answer(conversation, PROMPT)
+    rounds = answer(conversation, [text(20), text(9, seed=3)]).rounds
+    assert rounds[0].drafted
 
 
 def test_refused_switch_changes_nothing(model: Model) -> None:

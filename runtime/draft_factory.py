@@ -1,0 +1,97 @@
+"""From a caller's choice to a drafter: names, options, what the bundle has, what may be kept.
+
+Knows every way to draft; runs none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from ..models.errors import PromptError
+from ..models.manifest import Manifest
+from .drafters.base import Drafter, NoDraft
+from .drafters.dflash import DFlash
+from .drafters.lookup import MAX_DRAFTS, Lookup
+from .drafters.networks import DFlashNetworks
+from .drafters.policy import HoleSettings, default_policy, parse_policy
+from .drafting import DraftRunner
+
+
+@dataclass(frozen=True)
+class DraftChoice:
+    """Which drafter to use and how; None stands for the bundle's own answer."""
+
+    draft: str | Drafter | None = None
+    holes: str | None = None
+    hole_rows: int | None = None
+    draft_tokens: int | None = None
+
+
+class DraftFactory:
+    """Makes the drafters of one bundle."""
+
+    def __init__(self, manifest: Manifest, networks: Mapping[str, DFlashNetworks]) -> None:
+        self._manifest = manifest
+        self._networks = networks
+
+    def runner(self, choice: DraftChoice) -> DraftRunner:
+        """A fresh drafter for one conversation; `PromptError` names what the bundle has."""
+        vocab_size = self._manifest.target.text.vocab_size
+        return DraftRunner(self._drafter(choice), self._manifest.banned_ids, vocab_size)
+
+    def switched(self, current: DraftRunner, choice: DraftChoice) -> DraftRunner:
+        """The drafter to go on with: the current one when only settings on its ruler change."""
+        fresh = self.runner(choice)
+        old, new = current.drafter, fresh.drafter
+        if isinstance(old, DFlash) and isinstance(new, DFlash) and old.take_settings(new):
+            return current
+        return fresh
+
+    def _drafter(self, choice: DraftChoice) -> Drafter:
+        name = choice.draft
+        if name is None:
+            name = next(iter(self._networks), "none")
+        if not isinstance(name, str):
+            _refuse_options(name.name, choice, "holes", "hole_rows", "draft_tokens")
+            _check_taps(name, self._manifest.tap_layers)
+            return name
+        if name in self._networks:
+            return self._dflash(name, choice)
+        if name not in ("none", "lookup"):
+            known = ", ".join(["none", "lookup", *self._networks])
+            raise PromptError(f"the bundle has no drafter {name!r}; choose one of {known}.")
+        _refuse_options(name, choice, "holes", "hole_rows")
+        if name == "lookup":
+            return Lookup(_lookup_tokens(choice.draft_tokens))
+        _refuse_options(name, choice, "draft_tokens")
+        return NoDraft()
+
+    def _dflash(self, name: str, choice: DraftChoice) -> DFlash:
+        networks = self._networks[name]
+        trained = networks.spec.trained_on_media
+        policy = default_policy(trained) if choice.holes is None else parse_policy(choice.holes)
+        settings = HoleSettings(policy, choice.hole_rows)
+        return DFlash(name, networks, settings, choice.draft_tokens)
+
+
+def _refuse_options(name: str, choice: DraftChoice, *options: str) -> None:
+    given = {f.name: getattr(choice, f.name) for f in fields(choice)}
+    for option in options:
+        if given[option] is not None:
+            raise PromptError(f"{option}={given[option]!r} has no meaning for drafter {name!r}.")
+
+
+def _check_taps(drafter: Drafter, tap_layers: tuple[int, ...]) -> None:
+    if not set(drafter.taps) <= set(tap_layers):
+        raise PromptError(
+            f"drafter {drafter.name!r} reads target layers {list(drafter.taps)}, the bundle was "
+            f"exported with {list(tap_layers)}; export it with a drafter that reads them."
+        )
+
+
+def _lookup_tokens(draft_tokens: int | None) -> int:
+    tokens = MAX_DRAFTS if draft_tokens is None else draft_tokens
+    if tokens < 0:
+        raise PromptError(f"draft tokens must be 0 or more, not {tokens}.")
+    return tokens
