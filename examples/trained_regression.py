@@ -11,19 +11,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from dflash_onnx.export.bundle import ExportOptions, export_bundle
-from dflash_onnx.models.positions import Ints
 from dflash_onnx.runtime import Model
-from dflash_onnx.runtime.drafters.base import Proposal, Request
 from dflash_onnx.runtime.drafters.dflash import DFlash
-from dflash_onnx.runtime.drafters.draft_cache import DraftCache
-from dflash_onnx.runtime.drafters.networks import DraftNetworks
 from dflash_onnx.runtime.drafters.policy import HolePolicy, HoleSettings
+from dflash_onnx.runtime.drafters.token_count import AtTokenCount
 from dflash_onnx.runtime.results import Result
 
 PROMPT = "Read as JSON."
@@ -35,35 +31,6 @@ WORDS = (
     "person phone picture price red river school street summer table ticket total train tree "
     "water week white window winter world year"
 ).split()
-
-
-class ShiftedNetworks:
-    """Networks whose blocks are moved by `shift` positions; everything else is theirs."""
-
-    def __init__(self, networks: DraftNetworks) -> None:
-        self.shift = 0
-        self._networks = networks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._networks, name)
-
-    def draft(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> list[int]:
-        """The block at positions + shift."""
-        return self._networks.draft(anchor, positions + self.shift, caches)
-
-
-class AtTokenCount(DFlash):
-    """A drafter with the bug: its context is right, its block starts at the token count."""
-
-    def __init__(self, name: str, networks: DraftNetworks, settings: HoleSettings) -> None:
-        self._shifted = ShiftedNetworks(networks)
-        super().__init__(name, self._shifted, settings)
-
-    def propose(self, request: Request) -> Proposal:
-        """Draft where a reader who confuses rows with positions would."""
-        on_text = self.policy.ruler == "text"
-        self._shifted.shift = request.row - request.position if on_text else 0
-        return super().propose(request)
 
 
 def text_image(rng: np.random.Generator) -> Image.Image:

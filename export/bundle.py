@@ -13,22 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..models.config import parse_target
+from ..models.draft_config import MEDIA_ANSWERS
 from ..models.errors import ExportError
 from .checkpoint import Checkpoint
-from .drafts import open_draft, refuse_own_tables
+from .drafts import open_drafts, refuse_own_tables
 from .sidecars import read_sidecars
 from .writer import PRECISIONS, BundleWriter
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What the export command asks for; `draft_media` overrides the drafter's own flag."""
+    """What the export command asks for.
+
+    `draft_media` is "yes", "no" or "unknown" in place of what the drafters' configurations say
+    about media rows in their training; None takes their word. `progress` is about stderr.
+    """
 
     target: Path
     output: Path
     drafts: tuple[Path, ...] = ()
     precision: str = "fp32"
-    draft_media: bool | None = None
+    draft_media: str | None = None
     max_pixels: int | None = None
     force: bool = False
     progress: bool = False
@@ -38,6 +43,10 @@ class ExportOptions:
             raise ExportError(
                 f"precision {self.precision!r} is not supported yet "
                 f"(supported: {', '.join(PRECISIONS)})."
+            )
+        if self.draft_media not in (None, *MEDIA_ANSWERS):
+            raise ExportError(
+                f"draft_media must be one of {', '.join(MEDIA_ANSWERS)}, not {self.draft_media!r}."
             )
 
 
@@ -50,13 +59,10 @@ def export_bundle(options: ExportOptions, check: Callable[[Path], None] | None =
     checkpoint = Checkpoint(options.target)
     target = parse_target(checkpoint.config, checkpoint.config_file)
     sidecars = read_sidecars(checkpoint, target, options.max_pixels)
-    drafts = [
-        open_draft(folder, _draft_name(i), target, options.draft_media)
-        for i, folder in enumerate(options.drafts)
-    ]
+    drafts = open_drafts(options.drafts, target, options.draft_media)
     for draft in drafts:
         refuse_own_tables(draft, checkpoint, target)
-    with _finished_folder(options.output.absolute()) as folder:
+    with _finished_folder(options) as folder:
         writer = BundleWriter(folder, options.precision, options.progress)
         writer.write(checkpoint, target, sidecars, drafts)
         if check is not None:
@@ -64,28 +70,31 @@ def export_bundle(options: ExportOptions, check: Callable[[Path], None] | None =
     return options.output
 
 
-def _draft_name(i: int) -> str:
-    return "dflash" if i == 0 else f"dflash-{i + 1}"
-
-
 def _refuse_existing(options: ExportOptions) -> None:
     output = options.output
     if output.exists() and not options.force:
         raise ExportError(f"{output} exists already; choose another name or pass --force.")
-    if output.exists() and not (output / "bundle.json").is_file():
+    if output.exists():
+        _refuse_others(output, output)
+
+
+def _refuse_others(folder: Path, output: Path) -> None:
+    if not (folder / "bundle.json").is_file():
         raise ExportError(f"{output} is not a bundle; --force replaces bundles only.")
 
 
 @contextmanager
-def _finished_folder(output: Path) -> Iterator[Path]:
+def _finished_folder(options: ExportOptions) -> Iterator[Path]:
     """A temporary folder that becomes the output when the body succeeds, and vanishes otherwise."""
-    temporary = None
+    temporary, output = None, options.output.absolute()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.partial-", dir=output.parent))
         temporary.chmod(0o755)
         yield temporary
-        _replace(temporary, output)
+        # An export takes long, and something may have got the name since the first look.
+        _refuse_existing(options)
+        _put_in_place(temporary, output)
     except OSError as error:
         raise ExportError(f"{output} cannot be written: {error}") from error
     finally:
@@ -93,19 +102,51 @@ def _finished_folder(output: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _replace(temporary: Path, output: Path) -> None:
-    """Put the new folder in place; the old one goes only after the new one has its name."""
-    if not output.exists():
-        temporary.rename(output)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old-", dir=output.parent))
+def _put_in_place(temporary: Path, output: Path) -> None:
+    if output.exists():
+        _replace(temporary, output)
+    else:
+        _take_name(temporary, output)
+
+
+def _take_name(temporary: Path, output: Path) -> None:
+    """Rename a folder; the system refuses it where another one that is not empty has the name."""
     try:
-        output.rename(old / "bundle")
         temporary.rename(output)
-    except BaseException:
-        # An interrupt may come between the two: then the old folder still is the bundle.
+    except OSError as error:
         if not output.exists():
-            (old / "bundle").rename(output)
+            raise
+        raise ExportError(
+            f"{output} was made by another program during this export; that one was kept, so "
+            "choose another name or pass --force."
+        ) from error
+
+
+def _replace(temporary: Path, output: Path) -> None:
+    """Put the new folder in place of a bundle, which is deleted only when the name is taken."""
+    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old-", dir=output.parent))
+    kept = old / "bundle"
+    try:
+        output.rename(kept)
+        # Only now is it certain what was there.
+        _refuse_others(kept, output)
+        _take_name(temporary, output)
+    except BaseException:
+        _restore(kept, output)
         raise
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        if output.exists() or not kept.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _restore(kept: Path, output: Path) -> None:
+    """After a failure or interrupt between the two renames the old folder still is the output."""
+    if output.exists() or not kept.exists():
+        return
+    try:
+        kept.rename(output)
+    except OSError as error:
+        raise ExportError(
+            f"{output} could neither be replaced nor put back ({error}); what was there is kept "
+            f"in {kept}, move it back by hand."
+        ) from error

@@ -41,7 +41,15 @@ class Checkpoint:
             raise ExportError(f"{folder} is not a folder; give a Hugging Face checkpoint folder.")
         self.folder = folder
         self.config = read_json(folder / "config.json")
-        self.tensors = {info.name: info for file in self._files() for info in _scan(file)}
+        self.tensors: dict[str, TensorInfo] = {}
+        for info in (info for file in self._files() for info in _scan(file)):
+            other = self.tensors.setdefault(info.name, info)
+            if other is not info:
+                raise ExportError(
+                    f"{info.name} is in both {other.file} and {info.file.name}; shards of "
+                    "different downloads are mixed, so download the checkpoint again."
+                )
+        self._check_index()
 
     @property
     def config_file(self) -> str:
@@ -53,8 +61,34 @@ class Checkpoint:
         path = self.folder / name
         return read_json(path) if path.exists() else None
 
+    @property
+    def _index(self) -> Path:
+        return self.folder / "model.safetensors.index.json"
+
+    def _weight_map(self) -> dict[str, str]:
+        """The index of a sharded checkpoint: tensor name to file name."""
+        raw = read_json(self._index).get("weight_map")
+        if not isinstance(raw, dict) or not raw or not all(type(f) is str for f in raw.values()):
+            raise ExportError(f"{self._index} has no usable 'weight_map' from tensors to files.")
+        return raw
+
+    def _check_index(self) -> None:
+        """The index and the shards must agree on every tensor's place."""
+        if not self._index.exists():
+            return
+        stated = self._weight_map()
+        for name in sorted(stated.keys() | self.tensors.keys()):
+            info = self.tensors.get(name)
+            found = info.file.name if info else None
+            if stated.get(name) != found:
+                raise ExportError(
+                    f"{self._index} says that {name} is in {stated.get(name, 'no file')}, but it "
+                    f"is in {found or 'no shard'}; index and shards are of different downloads, "
+                    "so download the checkpoint again."
+                )
+
     def _files(self) -> list[Path]:
-        index = self.folder / "model.safetensors.index.json"
+        index = self._index
         if not index.exists():
             single = self.folder / "model.safetensors"
             if not single.exists():
@@ -62,11 +96,7 @@ class Checkpoint:
                     f"{self.folder} has neither model.safetensors nor model.safetensors.index.json."
                 )
             return [single]
-        weight_map = read_json(index).get("weight_map")
-        files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-        if not files or not all(isinstance(name, str) for name in files):
-            raise ExportError(f"{index} has no usable 'weight_map' from tensors to files.")
-        names = sorted(files)
+        names = sorted(set(self._weight_map().values()))
         for name in names:
             if Path(name).name != name:
                 raise ExportError(f"{index} names a file outside its folder: {name!r}.")

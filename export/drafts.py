@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ..models.config import TargetConfig
-from ..models.draft_config import DraftConfig, parse_draft
+from ..models.draft_config import MEDIA_ANSWERS, DraftConfig, parse_draft
 from ..models.errors import ExportError
 from ..models.graphs.dflash import build_append, build_block, build_inject
+from ..models.graphs.dflash2 import build_candidate_head
 from ..models.graphs.target import build_head
-from ..models.manifest import DraftSpec, TableSpec
+from ..models.manifest import DraftSpec, SelectorSpec, TableSpec
 from ..models.stored import StoredTensor
 from .checkpoint import INDEX_DTYPES, Checkpoint, read_blocks, same_values
 from .graphs import GraphWriter
@@ -25,6 +27,9 @@ from .store import DataWriter
 from .weights import (
     HEAD,
     HEAD_PREFIXES,
+    PREDECESSOR,
+    SELECTOR_PROJECTION,
+    SUCCESSOR,
     TABLE,
     TEXT_PREFIXES,
     draft_weights,
@@ -52,14 +57,23 @@ class Draft:
     config: DraftConfig
 
 
-def open_draft(folder: Path, name: str, target: TargetConfig, media: bool | None) -> Draft:
-    """Open a drafter and refuse a pair that cannot work, with both sides in the message."""
-    checkpoint = Checkpoint(folder)
-    config = parse_draft(checkpoint.config, checkpoint.config_file)
-    if media is not None:
-        config = replace(config, trained_on_media=media)
-    _check_pair(config, checkpoint.config_file, target)
-    return Draft(name, checkpoint, config)
+def open_drafts(folders: Sequence[Path], target: TargetConfig, media: str | None) -> list[Draft]:
+    """Open drafters and refuse a pair that cannot work, with both sides in the message.
+
+    A drafter is named after its kind, the second of a kind gets "-2", and so on. `media` is one
+    of `MEDIA_ANSWERS` in place of what the checkpoints say, or None.
+    """
+    drafts: list[Draft] = []
+    for folder in folders:
+        checkpoint = Checkpoint(folder)
+        config = parse_draft(checkpoint.config, checkpoint.config_file)
+        if media is not None:
+            config = replace(config, trained_on_media=MEDIA_ANSWERS[media])
+        _check_pair(config, checkpoint.config_file, target)
+        count = sum(d.config.kind == config.kind for d in drafts) + 1
+        name = config.kind if count == 1 else f"{config.kind}-{count}"
+        drafts.append(Draft(name, checkpoint, config))
+    return drafts
 
 
 def _check_pair(draft: DraftConfig, where: str, target: TargetConfig) -> None:
@@ -133,25 +147,37 @@ def write_draft_graphs(
     draft: Draft,
     target: TargetConfig,
     tensors: dict[str, StoredTensor],
+    target_tensors: dict[str, StoredTensor],
     graphs: GraphWriter,
     num_top: int,
 ) -> None:
-    """Write inject, block, append and, for a reduced vocabulary, the drafter's own head."""
+    """Write inject, block, append and, for DFlash2 or a reduced vocabulary, a head of its own."""
     config = draft.config
     kinds = tuple(dict.fromkeys(config.layers))
+    width, vocab_size = config.hidden_size, config.draft_vocab_size
     graphs.write(f"{draft.name}.inject", build_inject(config, target.text.hidden_size, tensors))
     graphs.write(f"{draft.name}.block", build_block(config, kinds, tensors))
     graphs.write(f"{draft.name}.append", build_append(config, tensors))
-    if config.draft_vocab_size is not None:
-        size = config.draft_vocab_size
-        top = min(num_top, size)
-        head = build_head("draft_head", HEAD, config.hidden_size, size, top, tensors)
+    if config.selector is not None:
+        shared = TABLE if target.text.tied_head else HEAD
+        head = build_candidate_head(config, shared, SELECTOR_PROJECTION, target_tensors | tensors)
+        graphs.write(f"{draft.name}.head", head)
+    elif vocab_size is not None:
+        top = min(num_top, vocab_size)
+        head = build_head("draft_head", HEAD, width, vocab_size, top, tensors)
         graphs.write(f"{draft.name}.head", head)
 
 
 def table_spec(stored: StoredTensor) -> TableSpec:
     """Where the runtime maps a stored tensor from."""
     return TableSpec(stored.file, stored.offset, stored.dtype, stored.shape)
+
+
+def _selector_spec(config: DraftConfig, tensors: dict[str, StoredTensor]) -> SelectorSpec | None:
+    if config.selector is None:
+        return None
+    tables = (table_spec(tensors[name]) for name in (PREDECESSOR, SUCCESSOR))
+    return SelectorSpec(config.selector.top_k, *tables)
 
 
 def draft_spec(
@@ -161,7 +187,7 @@ def draft_spec(
     config, table = draft.config, tensors.get("d2t")
     source = json.dumps(draft.checkpoint.config, sort_keys=True) + data_digest
     return DraftSpec(
-        kind="dflash",
+        kind=config.kind,
         layout=config.layout,
         block_size=config.block_size,
         mask_token_id=config.mask_token_id,
@@ -174,6 +200,7 @@ def draft_spec(
         layers=config.layers,
         own_head=config.draft_vocab_size is not None,
         d2t=table_spec(table) if table else None,
+        selector=_selector_spec(config, tensors),
         target_digest=target_digest,
         source_digest=hashlib.sha256(source.encode()).hexdigest(),
     )

@@ -5,15 +5,17 @@ Reads them with the errors a user needs; copies nothing and knows no tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
 from ..models.config import TargetConfig
 from ..models.errors import ExportError
 from ..models.fields import Fields, read_json
 from ..models.image_config import ImageConfig
+from ..models.prompt_files import byte_of_char, compile_template, unsupported_decoder
 from .checkpoint import Checkpoint
 
 VISION_PAD = "<|vision_pad|>"
@@ -42,13 +44,15 @@ def read_sidecars(checkpoint: Checkpoint, target: TargetConfig, max_pixels: int 
             f"{path} has {size} entries but the head has only {target.text.vocab_size} columns; "
             "tokenizer and weights belong to different models."
         )
+    _check_placeholders(tokenizer, path, checkpoint, target)
+    banned = _banned_ids(tokenizer, target)
     return Sidecars(
         tokenizer_json=path.read_bytes(),
         tokenizer_size=size,
         chat_template=_chat_template(folder),
         image=_image(folder, target, max_pixels),
-        stop_ids=_stop_ids(checkpoint, target),
-        banned_ids=_banned_ids(tokenizer, target),
+        stop_ids=_stop_ids(checkpoint, target, banned),
+        banned_ids=banned,
     )
 
 
@@ -56,20 +60,64 @@ def _tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise ExportError(f"{path} is missing; save the tokenizer in its fast format there.")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ExportError(f"{path} is not a readable tokenizer: {error}") from None
+    decoder = unsupported_decoder(tokenizer)
+    if decoder is not None:
+        raise ExportError(
+            f"{path} has the decoder {decoder}, but only ByteLevel tokenizers are supported; "
+            "use the tokenizer.json that belongs to the checkpoint."
+        )
+    added, alphabet = tokenizer.get_added_tokens_decoder(), byte_of_char().keys()
+    for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
+        if token not in added and not alphabet >= set(piece):
+            raise ExportError(
+                f"{path} spells token {token} as {piece!r}, which is not in the byte-level "
+                "alphabet; use the tokenizer.json that belongs to the checkpoint."
+            )
+    return tokenizer
+
+
+def _check_placeholders(
+    tokenizer: Tokenizer, path: Path, checkpoint: Checkpoint, target: TargetConfig
+) -> None:
+    """Placeholders must be special tokens: only those can never come from a user's text."""
+    added = tokenizer.get_added_tokens_decoder()
+    for name, token in asdict(target.special).items():
+        if token not in added or not added[token].special:
+            raise ExportError(
+                f"{checkpoint.config_file} says that {name}_token_id is {token}, but in {path} "
+                f"that is {tokenizer.id_to_token(token)!r} and no special token; one of the two "
+                "files belongs to another model."
+            )
 
 
 def _chat_template(folder: Path) -> str:
+    path, source = _template_source(folder)
+    try:
+        compile_template(source)
+    except TemplateSyntaxError as error:
+        raise ExportError(
+            f"{path} has a chat template that is not valid Jinja at line {error.lineno}: "
+            f"{error.message}; restore the file from the original checkpoint."
+        ) from None
+    return source
+
+
+def _template_source(folder: Path) -> tuple[Path, str]:
+    """The template and the file it comes from."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path, path.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise ExportError(f"{path} is not UTF-8 text: {error}; save it as UTF-8.") from None
     for name in ("chat_template.json", "tokenizer_config.json"):
         path = folder / name
         template = read_json(path).get("chat_template") if path.is_file() else None
         if isinstance(template, str):
-            return template
+            return path, template
     raise ExportError(
         f"{folder} has no chat template (looked in chat_template.jinja, chat_template.json and "
         "tokenizer_config.json); prompts cannot be built without it."
@@ -89,15 +137,30 @@ def _image(folder: Path, target: TargetConfig, max_pixels: int | None) -> ImageC
     return image.with_max_pixels(max_pixels)
 
 
-def _stop_ids(checkpoint: Checkpoint, target: TargetConfig) -> tuple[int, ...]:
-    generation = checkpoint.optional_json("generation_config.json") or {}
-    text = checkpoint.config.get("text_config") or {}
-    fields = Fields(checkpoint.config_file, generation, text, checkpoint.config)
+def _stop_ids(
+    checkpoint: Checkpoint, target: TargetConfig, banned: tuple[int, ...]
+) -> tuple[int, ...]:
+    fields = _stop_fields(checkpoint)
     value = fields.require("eos_token_id")
     ids = tuple(value) if isinstance(value, list) else (value,)
     if not ids or not all(type(i) is int and 0 <= i < target.text.vocab_size for i in ids):
         raise fields.bad("eos_token_id", f"token ids below {target.text.vocab_size}", value)
+    impossible = sorted(set(ids) & set(banned))
+    if impossible:
+        # Such an id is never chosen, so an answer would run to its budget.
+        expected = "ids of the tokenizer that an answer may hold"
+        raise fields.bad("eos_token_id", expected, impossible)
     return ids
+
+
+def _stop_fields(checkpoint: Checkpoint) -> Fields:
+    """Where stop ids stand: generation_config.json, then the two levels of config.json."""
+    top = Fields(checkpoint.config_file, checkpoint.config)
+    name = "generation_config.json"
+    generation = checkpoint.optional_json(name)
+    first = [] if generation is None else [Fields(str(checkpoint.folder / name), generation)]
+    places = (*first, *top.sections("text_config"), top)
+    return places[0].otherwise(*places[1:])
 
 
 def _banned_ids(tokenizer: Tokenizer, target: TargetConfig) -> tuple[int, ...]:

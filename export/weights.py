@@ -16,6 +16,9 @@ from .checkpoint import Checkpoint, TensorInfo
 Shape = tuple[int, ...]
 
 TABLE, HEAD = "embed_tokens.weight", "lm_head.weight"
+PREDECESSOR = "candidate_selector.predecessor_codebook"
+SUCCESSOR = "candidate_selector.successor_codebook"
+SELECTOR_PROJECTION = "candidate_selector.hidden_projection.weight"
 TEXT_PREFIXES = ("model.language_model.", "language_model.")
 VISION_PREFIXES = ("model.visual.", "visual.")
 HEAD_PREFIXES = ("",)
@@ -132,7 +135,34 @@ def draft_weights(draft: DraftConfig, tap_width: int) -> list[Wanted]:
         )  # fmt: skip
     if draft.draft_vocab_size is not None:
         wanted.append(one(HEAD, draft.draft_vocab_size, hidden))
-    return wanted
+    return wanted + _conv_weights(draft) + _selector_weights(draft)
+
+
+def _conv_weights(draft: DraftConfig) -> list[Wanted]:
+    if draft.conv is None:
+        return []
+    size, hidden = draft.conv.kernel_size, draft.hidden_size
+    groups = hidden // draft.conv.group_size
+    names = [f"layers.{i}.{c}_conv" for i in range(len(draft.layers)) for c in ("attention", "mlp")]
+    return [
+        want
+        for name in names
+        for want in (
+            one(f"{name}.base_kernel", 2, size, hidden),
+            one(f"{name}.kernel_projection.weight", 2 * size * groups, hidden),
+        )
+    ]
+
+
+def _selector_weights(draft: DraftConfig) -> list[Wanted]:
+    if draft.selector is None:
+        return []
+    rank = draft.selector.rank
+    return [
+        one(PREDECESSOR, draft.vocab_size, rank),
+        one(SUCCESSOR, draft.vocab_size, rank),
+        one(SELECTOR_PROJECTION, rank, draft.hidden_size),
+    ]
 
 
 def resolve(

@@ -9,12 +9,10 @@ import hashlib
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
-from tqdm import tqdm
 
 from ..models.config import TargetConfig
 from ..models.graphs.target import build_head, build_target
@@ -31,6 +29,7 @@ from ..models.stored import StoredTensor
 from .checkpoint import Checkpoint, TensorInfo
 from .drafts import Draft, draft_spec, table_spec, write_draft_graphs, write_draft_weights
 from .graphs import GraphWriter
+from .progress import Progress, progress
 from .sidecars import Sidecars
 from .store import DataWriter
 from .weights import (
@@ -63,6 +62,7 @@ class BundleWriter:
         self._progress = progress
         self._graphs = GraphWriter(folder)
         self._files: dict[str, DataFile] = {}
+        self._sidecars: dict[str, DataFile] = {}
         self._tensors: dict[str, StoredTensor] = {}
 
     def write(
@@ -74,31 +74,40 @@ class BundleWriter:
     ) -> None:
         """Write everything; raises `ExportError` for the first thing that does not fit."""
         plan = target_plan(checkpoint, target)
-        with self._bar(checkpoint, *(d.checkpoint for d in drafts)) as bar:
+        sources = (checkpoint, *(d.checkpoint for d in drafts))
+        total = sum(self._num_bytes(source.tensors.values()) for source in sources)
+        with progress(self._progress, total) as bar:
             for file, found in plan.items():
                 self._write_data(file, found, bar)
             digest = self._digest(checkpoint)
             specs = {d.name: self._write_draft(d, target, digest, bar) for d in drafts}
         taps = tuple(sorted({i for d in drafts for i in d.config.target_layer_ids}))
         self._write_target_graphs(target, taps)
-        (self._folder / "tokenizer.json").write_bytes(sidecars.tokenizer_json)
-        template = self._folder / "chat_template.jinja"
-        template.write_text(sidecars.chat_template, encoding="utf-8")
+        self._write_sidecar("tokenizer.json", sidecars.tokenizer_json)
+        self._write_sidecar("chat_template.jinja", sidecars.chat_template.encode("utf-8"))
         write_manifest(self._manifest(target, sidecars, taps, digest, specs), self._folder)
 
-    def _write_data(self, file: str, found: Found, bar: tqdm) -> None:
-        with DataWriter(self._folder, file, self._precision, bar.update) as writer:
+    def _write_data(self, file: str, found: Found, bar: Progress) -> None:
+        bar.begin(file, self._num_bytes(info for _, infos in found for info in infos))
+        with DataWriter(self._folder, file, self._precision, bar.add) as writer:
             for want, infos in found:
                 writer.add(want.name, infos, want.shape)
             self._tensors |= writer.tensors
             self._files[file] = writer.summary()
 
-    def _write_draft(self, draft: Draft, target: TargetConfig, digest: str, bar: tqdm) -> DraftSpec:
+    def _write_sidecar(self, name: str, content: bytes) -> None:
+        (self._folder / name).write_bytes(content)
+        self._sidecars[name] = DataFile(len(content), hashlib.sha256(content).hexdigest())
+
+    def _write_draft(
+        self, draft: Draft, target: TargetConfig, digest: str, bar: Progress
+    ) -> DraftSpec:
         file = f"{draft.name}.data"
-        with DataWriter(self._folder, file, self._precision, bar.update) as writer:
+        bar.begin(file, self._num_bytes(draft.checkpoint.tensors.values()))
+        with DataWriter(self._folder, file, self._precision, bar.add) as writer:
             write_draft_weights(draft, target, writer)
             self._files[file] = writer.summary()
-        write_draft_graphs(draft, target, writer.tensors, self._graphs, NUM_TOP)
+        write_draft_graphs(draft, target, writer.tensors, self._tensors, self._graphs, NUM_TOP)
         return draft_spec(draft, writer.tensors, self._files[file].sha256, digest)
 
     def _write_target_graphs(self, target: TargetConfig, taps: tuple[int, ...]) -> None:
@@ -137,6 +146,7 @@ class BundleWriter:
             embedding=table_spec(self._tensors[TABLE]),
             graphs=self._graphs.specs,
             data_files=self._files,
+            sidecars=self._sidecars,
             drafts=drafts,
         )
 
@@ -146,16 +156,10 @@ class BundleWriter:
         source += "".join(file.sha256 for file in self._files.values())
         return hashlib.sha256(source.encode()).hexdigest()
 
-    @contextmanager
-    def _bar(self, *sources: Checkpoint) -> Iterator[tqdm]:
-        """Bytes written so far, on stderr."""
+    def _num_bytes(self, tensors: Iterable[TensorInfo]) -> int:
+        """About how large tensors are when written, for the progress."""
         width = {"fp32": 4, "fp16": 2}[self._precision]
-        values = sum(math.prod(t.shape) for source in sources for t in source.tensors.values())
-        with tqdm(
-            total=values * width, unit="B", unit_scale=True, desc="weights",
-            disable=not self._progress,
-        ) as bar:  # fmt: skip
-            yield bar
+        return width * sum(math.prod(tensor.shape) for tensor in tensors)
 
 
 def target_plan(checkpoint: Checkpoint, target: TargetConfig) -> dict[str, Found]:

@@ -10,20 +10,20 @@ from typing import Any
 
 from .errors import ExportError
 from .fields import Fields
+from .rope_config import RopeConfig, parse_mrope
 
 SUPPORTED_TARGETS = ("Qwen3VLForConditionalGeneration",)
 
+# What only mixture-of-experts decoders have; a dense file may state zero experts.
+EXPERT_KEYS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+)
 # Written in the released modelling code, not in config.json, for checkpoints before transformers 5.
 VISION_ROPE_THETA = 10000.0
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding: base, rotated width and, for M-RoPE, interleaved (t, h, w) sections."""
-
-    theta: float
-    rotary_dim: int
-    mrope_section: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,19 @@ def parse_target(raw: dict[str, Any], where: str) -> TargetConfig:
     """Parse config.json of a target; `ExportError` names what is missing or not supported."""
     architecture = _architecture(raw, where)
     fields = Fields(where, raw)
+    fields.refuse_quantized()
     text = _text(fields.section("text_config"), fields)
     vision = _vision(fields.section("vision_config"))
     if vision.out_hidden_size != text.hidden_size:
         raise ExportError(
             f"{where}: vision_config.out_hidden_size is {vision.out_hidden_size} but "
             f"text_config.hidden_size is {text.hidden_size}; they must be equal."
+        )
+    if len(vision.deepstack_layers) > text.num_layers:
+        raise ExportError(
+            f"{where}: vision_config.deepstack_visual_indexes has {len(vision.deepstack_layers)} "
+            f"entries, one for each of the first decoder layers, but "
+            f"text_config.num_hidden_layers is {text.num_layers}; restore config.json."
         )
     special = SpecialIds(
         image=_special_id(fields, "image_token_id", text.vocab_size),
@@ -138,6 +145,9 @@ def _text(text: Fields, top: Fields) -> TextConfig:
     text.refuse("hidden_act", "silu")
     text.refuse("attention_bias", False)
     text.refuse("sliding_window")
+    text.refuse_quantized()
+    for key in EXPERT_KEYS:
+        text.refuse(key, 0)
     head_dim = text.integer("head_dim")
     num_heads, num_kv_heads = attention_heads(text)
     tied = top.flag("tie_word_embeddings")
@@ -153,7 +163,7 @@ def _text(text: Fields, top: Fields) -> TextConfig:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=text.number("rms_norm_eps"),
-        rope=_mrope(text, head_dim),
+        rope=parse_mrope(text, head_dim),
         tied_head=tied,
         context_limit=text.integer("max_position_embeddings"),
     )
@@ -166,28 +176,6 @@ def attention_heads(fields: Fields) -> tuple[int, int]:
         expected = f"a multiple of num_key_value_heads={shared}"
         raise fields.bad("num_attention_heads", expected, heads)
     return heads, shared
-
-
-def rope_fields(fields: Fields) -> Fields:
-    """The place of rope values: `rope_parameters`, else `rope_scaling`, else the section itself."""
-    nested = fields.optional_section("rope_parameters") or fields.optional_section("rope_scaling")
-    top = {"rope_theta": fields.get("rope_theta")}
-    rope = Fields(f"{fields.where}, rope_parameters", nested, top)
-    for key in ("rope_type", "type"):
-        rope.refuse(key, "default", "mrope")
-    return rope
-
-
-def _mrope(text: Fields, head_dim: int) -> RopeConfig:
-    rope = rope_fields(text)
-    section = rope.integers("mrope_section")
-    if rope.flag("mrope_interleaved") is not True:
-        raise ExportError(
-            f"{rope.where}: only interleaved M-RoPE is supported; 'mrope_interleaved' must be true."
-        )
-    if len(section) != 3 or 2 * sum(section) != head_dim:
-        raise rope.bad("mrope_section", f"three numbers that add up to {head_dim // 2}", section)
-    return RopeConfig(rope.number("rope_theta"), head_dim, section)
 
 
 def _vision(vision: Fields) -> VisionConfig:

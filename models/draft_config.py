@@ -1,7 +1,7 @@
 """Typed configuration of a DFlash drafter, from z-lab's layout or the `speculators` layout.
 
-Reads the raw JSON (config classes of other libraries drop windows); resolves each layer's window
-and causality. Knows no weights. No value that belongs to the checkpoint has a default.
+Reads the raw JSON. In z-lab's layout every field may stand in `dflash_config` or at the top level;
+the first wins. Knows no weights. No value that belongs to the checkpoint has a default.
 """
 
 from __future__ import annotations
@@ -9,25 +9,54 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .config import RopeConfig, attention_heads, rope_fields
+from .config import attention_heads
+from .dflash2_config import ConvConfig, SelectorConfig, parse_conv, parse_selector
+from .draft_layers import DraftLayer, speculators_layers, zlab_layers
 from .errors import ExportError
 from .fields import Fields
+from .rope_config import RopeConfig, rope_fields
 
-SUPPORTED_DRAFTS = ("DFlashDraftModel", "DFlashSpeculator")
+# Architecture -> kind; a speculators file also states the kind itself.
+SUPPORTED_DRAFTS = {
+    "DFlashDraftModel": "dflash",
+    "DFlashSpeculator": "dflash",
+    "DFlash2DraftModel": "dflash2",
+}
 
 
-@dataclass(frozen=True)
-class DraftLayer:
-    """Attention of one draft layer: sliding window (None = full) and causality inside the block."""
+# Whether a drafter was trained on media rows, as a user says it.
+MEDIA_ANSWERS: dict[str, bool | None] = {"yes": True, "no": False, "unknown": None}
 
-    window: int | None
-    causal: bool
+# Variants that change the numbers and that this version has not: key, and what is harmless.
+# `draft_window_size` and `runtime_block_size` are not among them: they tell mlx-vlm how to run a
+# drafter (its cache, its block) and change neither the weights nor what they mean, so they are
+# ignored. `use_sliding_window` and `max_window_layers` are in `draft_layers`.
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "rope_is_neox_style": (True,),
+    "is_neox_style": (True,),
+    "use_gemma_norm": (False,),
+    "attention_sink_bias": (False,),
+    "attention_value_scale": (1,),
+    "sample_from_anchor": (False,),
+    # Domino's head; 1 is its neutral prefix, which a plain drafter may state.
+    "projector_type": (),
+    "shift_label": (False,),
+    "pure_draft_prefix_len": (1,),
+    "gru_hidden_dim": (),
+    "emb_dim": (),
+}
 
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """A DFlash v1 drafter; `draft_vocab_size` is set when it has a reduced head of its own."""
+    """A DFlash drafter; `draft_vocab_size` is set when it has a reduced head of its own.
 
+    `conv` and `selector` are set for DFlash2 and None for v1.
+    """
+
+    kind: str
     layout: str
     block_size: int
     mask_token_id: int
@@ -45,7 +74,11 @@ class DraftConfig:
     rope: RopeConfig
     layers: tuple[DraftLayer, ...]
     input_embedding_scale: float
+    output_multiplier: float
+    logit_softcap: float | None
     trained_on_media: bool | None
+    conv: ConvConfig | None
+    selector: SelectorConfig | None
 
 
 def parse_draft(raw: dict[str, Any], where: str) -> DraftConfig:
@@ -53,41 +86,48 @@ def parse_draft(raw: dict[str, Any], where: str) -> DraftConfig:
     names = raw.get("architectures") or [None]
     name = names[0] if isinstance(names, list) else names
     speculators = raw.get("speculators_model_type")
-    if speculators not in (None, "dflash") or name not in SUPPORTED_DRAFTS:
-        kind = speculators if speculators not in (None, "dflash") else name
+    kind = SUPPORTED_DRAFTS.get(name) if isinstance(name, str) else None
+    if kind is None or speculators not in (None, *SUPPORTED_DRAFTS.values()):
         raise ExportError(
-            f"{where}: drafters of kind {kind!r} are not supported yet "
-            f"(supported: {', '.join(SUPPORTED_DRAFTS)})."
+            f"{where}: drafters of kind {(name if kind is None else speculators)!r} are not "
+            f"supported yet (supported: {', '.join(SUPPORTED_DRAFTS)})."
         )
-    return _speculators(raw, where) if speculators else _zlab(raw, where)
+    if speculators not in (None, kind):
+        raise ExportError(
+            f"{where}: speculators_model_type is {speculators!r}, but architectures is {name!r}; "
+            "one of them is wrong."
+        )
+    return _speculators(raw, where, kind) if speculators else _zlab(raw, where, kind)
 
 
-def _zlab(raw: dict[str, Any], where: str) -> DraftConfig:
-    body = Fields(where, raw)
-    own = Fields(f"{where}, dflash_config", body.optional_section("dflash_config"), raw)
+def _zlab(raw: dict[str, Any], where: str, kind: str) -> DraftConfig:
+    top = Fields(where, raw)
+    nested = Fields(f"{where}, dflash_config", top.optional_section("dflash_config"))
+    own = nested.otherwise(top)
     return _config(
         own,
-        body,
+        own,
+        kind=kind,
         layout="z-lab",
         taps=own.integers("target_layer_ids"),
-        layers=_zlab_layers(own, body),
+        layers=zlab_layers(own),
         draft_vocab=None,
     )
 
 
-def _speculators(raw: dict[str, Any], where: str) -> DraftConfig:
+def _speculators(raw: dict[str, Any], where: str, kind: str) -> DraftConfig:
     body = Fields(where, raw).section("transformer_layer_config")
     own = Fields(where, raw)
     aux = own.integers("aux_hidden_state_layer_ids")
-    causal = not bool(own.flag("sliding_window_non_causal"))
     vocab, reduced = body.integer("vocab_size"), own.integer("draft_vocab_size")
     return _config(
         own,
         body,
+        kind=kind,
         layout="speculators",
         # Speculators counts the embedding output as 0, so its ids are one above the layer's.
         taps=tuple(i - 1 for i in aux),
-        layers=_layers(body, causal_sliding=causal, causal_full=False),
+        layers=speculators_layers(own, body, kind),
         draft_vocab=reduced if reduced != vocab else None,
     )
 
@@ -96,59 +136,75 @@ def _config(
     own: Fields,
     body: Fields,
     *,
+    kind: str,
     layout: str,
     taps: tuple[int, ...],
     layers: tuple[DraftLayer, ...],
     draft_vocab: int | None,
 ) -> DraftConfig:
     _refuse_unsupported(own, body)
-    head_dim = body.integer("head_dim")
-    num_heads, num_kv_heads = attention_heads(body)
+    second = kind == "dflash2"
+    if second and draft_vocab is not None:
+        raise own.bad("draft_vocab_size", "the full vocabulary for DFlash2", draft_vocab)
     vocab_size = body.integer("vocab_size")
     num_target_layers = own.optional_integer("num_target_layers")
     _check_taps(own, taps, num_target_layers)
-    scale = own.get("input_embedding_scale")
     return DraftConfig(
+        kind=kind,
         layout=layout,
         block_size=own.integer("block_size", 2),
         mask_token_id=_mask_id(own, vocab_size),
         target_layer_ids=taps,
         num_target_layers=num_target_layers,
-        hidden_size=body.integer("hidden_size"),
         target_hidden_size=own.optional_integer("target_hidden_size"),
-        intermediate_size=body.integer("intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=body.number("rms_norm_eps"),
         vocab_size=vocab_size,
         draft_vocab_size=draft_vocab,
-        # The draft's rope is one-dimensional; sections copied from an M-RoPE target mean nothing.
-        rope=RopeConfig(rope_fields(body).number("rope_theta"), head_dim, None),
         layers=layers,
-        input_embedding_scale=1.0 if scale is None else own.number("input_embedding_scale"),
+        input_embedding_scale=_factor(own, "input_embedding_scale"),
+        output_multiplier=_factor(own, "output_multiplier"),
+        logit_softcap=_softcap(own),
         trained_on_media=own.flag("trained_on_media"),
+        conv=parse_conv(own, body) if second else None,
+        selector=parse_selector(own, vocab_size) if second else None,
+        **_shape(body),
     )
 
 
+def _shape(body: Fields) -> dict[str, Any]:
+    """Sizes of the transformer body, and its rope."""
+    head_dim = body.integer("head_dim")
+    num_heads, num_kv_heads = attention_heads(body)
+    return {
+        "hidden_size": body.integer("hidden_size"),
+        "intermediate_size": body.integer("intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": body.number("rms_norm_eps"),
+        # The draft's rope is one-dimensional; sections copied from an M-RoPE target mean nothing.
+        "rope": RopeConfig(rope_fields(body).number("rope_theta", above=0.0), head_dim, None),
+    }
+
+
+def _factor(own: Fields, key: str) -> float:
+    """A positive factor; absent means that nothing is multiplied."""
+    return 1.0 if own.get(key) is None else own.number(key, above=0.0)
+
+
+def _softcap(own: Fields) -> float | None:
+    """Absent, null, zero and negative all switch the cap off."""
+    key = "final_logit_softcapping"
+    cap = None if own.get(key) is None else own.number(key)
+    return cap if cap is not None and cap > 0 else None
+
+
 def _refuse_unsupported(own: Fields, body: Fields) -> None:
-    body.refuse("hidden_act", "silu")
-    body.refuse("attention_bias", False)
     for fields in (own, body):
-        fields.refuse("rope_is_neox_style", True)
-        fields.refuse("is_neox_style", True)
-        fields.refuse("use_gemma_norm", False)
-        fields.refuse("attention_sink_bias", False)
-        fields.refuse("attention_value_scale", 1, 1.0)
-        fields.refuse("partial_rotary_factor", 1, 1.0)
-        fields.refuse("sample_from_anchor", False)
-        fields.refuse("projector_type")
-        fields.refuse("shift_label", False)
-    rope_fields(body).refuse("partial_rotary_factor", 1, 1.0)
-    multiplier = own.get("output_multiplier")
-    if multiplier is not None and own.number("output_multiplier") <= 0:
-        # A positive multiplier and a softcap are monotone: greedy proposals do not change.
-        raise own.bad("output_multiplier", "positive", multiplier)
+        fields.refuse_quantized()
+        for key, harmless in UNSUPPORTED.items():
+            fields.refuse(key, *harmless)
+        # Refuses scaled and partial ropes.
+        rope_fields(fields)
 
 
 def _mask_id(own: Fields, vocab_size: int) -> int:
@@ -165,27 +221,3 @@ def _check_taps(own: Fields, taps: tuple[int, ...], num_target_layers: int | Non
         raise own.bad(
             "target_layer_ids", f"below num_target_layers={num_target_layers}", list(taps)
         )
-
-
-def _zlab_layers(own: Fields, body: Fields) -> tuple[DraftLayer, ...]:
-    if own.flag("use_swa") and body.get("layer_types") is None:
-        window = own.integer("swa_window_size" if own.get("swa_window_size") else "sliding_window")
-        return (DraftLayer(window, False),) * body.integer("num_hidden_layers")
-    explicit = body.flag("is_causal")
-    explicit = own.flag("causal") if explicit is None else explicit
-    if explicit is None:
-        return _layers(body, causal_sliding=True, causal_full=False)
-    return _layers(body, causal_sliding=explicit, causal_full=explicit)
-
-
-def _layers(body: Fields, *, causal_sliding: bool, causal_full: bool) -> tuple[DraftLayer, ...]:
-    count = body.integer("num_hidden_layers")
-    types = body.get("layer_types") or ["full_attention"] * count
-    if len(types) != count or set(types) - {"full_attention", "sliding_attention"}:
-        raise body.bad("layer_types", f"{count} of full_attention / sliding_attention", types)
-    return tuple(
-        DraftLayer(body.integer("sliding_window"), causal_sliding)
-        if kind == "sliding_attention"
-        else DraftLayer(None, causal_full)
-        for kind in types
-    )

@@ -28,15 +28,28 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """A JSON object looked up in order through one or more places, e.g. nested then top level."""
+    """A JSON object looked up in order through one or more places, e.g. nested then top level.
+
+    An error about a value names the place that holds it; one about a missing value, the first.
+    """
 
     def __init__(self, where: str, *places: Mapping[str, Any]) -> None:
         self.where = where
-        self._places = places
+        self._places = [(where, place) for place in places]
+
+    def otherwise(self, *others: Fields) -> Fields:
+        """These fields, then the others' where a key is absent here."""
+        joined = Fields(self.where)
+        joined._places = [place for fields in (self, *others) for place in fields._places]
+        return joined
 
     def get(self, key: str) -> Any:
         """The first value that is present and not null, else None."""
-        return next((p[key] for p in self._places if p.get(key) is not None), None)
+        return self._found(key)[1]
+
+    def place_of(self, key: str) -> str:
+        """The name of the place whose value `get` returns."""
+        return self._found(key)[0]
 
     def require(self, key: str) -> Any:
         """The value of `key`; `ExportError` names the file and the key when it is absent."""
@@ -44,23 +57,22 @@ class Fields:
         if value is None:
             raise ExportError(
                 f"{self.where} has no '{key}'. It belongs to the checkpoint and has no default; "
-                "restore the original config.json."
+                "restore the original file."
             )
         return value
 
     def section(self, key: str) -> Fields:
         """A required nested object."""
-        value = self.require(key)
-        if not isinstance(value, dict):
-            raise self.bad(key, "an object", value)
-        return Fields(f"{self.where}, {key}", value)
+        return Fields(f"{self.place_of(key)}, {key}", self._object(key, self.require(key)))
 
     def optional_section(self, key: str) -> Mapping[str, Any]:
         """A nested object, empty when it is absent."""
-        value = self.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.bad(key, "an object", value)
-        return value or {}
+        return self._object(key, self.get(key))
+
+    def sections(self, key: str) -> list[Fields]:
+        """The nested objects `key` of all places, each of them alone."""
+        alone = [Fields(where, place) for where, place in self._places]
+        return [fields.section(key) for fields in alone if fields.get(key) is not None]
 
     def integer(self, key: str, minimum: int = 1) -> int:
         """A required integer of at least `minimum`."""
@@ -91,20 +103,46 @@ class Fields:
 
     def integers(self, key: str) -> tuple[int, ...]:
         """A required list of integers."""
-        value = self.require(key)
-        if not isinstance(value, list) or not all(type(v) is int for v in value):
-            raise self.bad(key, "a list of integers", value)
-        return tuple(value)
+        return self._list_of(int, key, "a list of integers")
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        """A required list of strings."""
+        return self._list_of(str, key, "a list of strings")
 
     def refuse(self, key: str, *accepted: Any) -> None:
         """Refuse by name a value this version cannot honour (absent counts as accepted)."""
-        value = self.get(key)
+        place, value = self._found(key)
         if value is not None and value not in accepted:
             raise ExportError(
-                f"{self.where} sets {key}={value!r}, which is not supported yet "
+                f"{place} sets {key}={value!r}, which is not supported yet "
                 f"(supported: {', '.join(map(repr, accepted)) or 'absent'})."
             )
 
+    def refuse_quantized(self) -> None:
+        """Refuse weights in a quantised format, which this version cannot read."""
+        for key in ("quantization_config", "compression_config"):
+            if self.get(key) is not None:
+                raise ExportError(
+                    f"{self.place_of(key)} has a '{key}', but export reads plain fp32, fp16 or "
+                    "bf16 weights only; dequantise the checkpoint first."
+                )
+
     def bad(self, key: str, expected: str, got: Any) -> ExportError:
         """The error for a value of the wrong kind."""
-        return ExportError(f"{self.where}: '{key}' must be {expected}, not {got!r}.")
+        return ExportError(f"{self.place_of(key)}: '{key}' must be {expected}, not {got!r}.")
+
+    def _found(self, key: str) -> tuple[str, Any]:
+        found = ((where, p[key]) for where, p in self._places if p.get(key) is not None)
+        return next(found, (self.where, None))
+
+    def _object(self, key: str, value: Any) -> Mapping[str, Any]:
+        if value is not None and not isinstance(value, dict):
+            raise self.bad(key, "an object", value)
+        return value or {}
+
+    def _list_of(self, kind: type, key: str, expected: str) -> tuple[Any, ...]:
+        value = self.require(key)
+        # The exact type, since true and false are integers to Python.
+        if not isinstance(value, list) or not all(type(v) is kind for v in value):
+            raise self.bad(key, expected, value)
+        return tuple(value)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .errors import ImageError
 from .image_config import ImageConfig
+from .rope import inverse_frequencies
 
 MAX_ASPECT_RATIO = 200
 
@@ -86,7 +87,8 @@ def axial_rotary(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Rotary (cos, sin), each [n, head_dim // 2]: angles of the row first, then of the column."""
     rows, columns = _patch_coordinates(grid)
-    angles = _axis_angles(max(grid.height, grid.width), head_dim // 2, theta)
+    lines = np.arange(max(grid.height, grid.width), dtype=np.float32)
+    angles = (lines[:, None] * inverse_frequencies(head_dim // 2, theta)).astype(np.float64)
     # Cosines rounded from float64 are the same on every machine; one table per axis is cheap.
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     return (
@@ -120,11 +122,3 @@ def _axis_taps(length: int, side: int) -> tuple[NDArray[np.int64], NDArray[np.fl
     distances = np.abs((source - floor)[:, None] - np.arange(2, dtype=np.float32))
     taps = floor.astype(np.int64)[:, None] + np.arange(2)
     return taps.clip(0, side - 1), 1 - distances
-
-
-def _axis_angles(length: int, width: int, theta: float) -> NDArray[np.float64]:
-    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-    # float32 powers differ between libraries by a last bit, which a far row multiplies; a rounded
-    # float64 power is what torch has.
-    frequencies = np.float32(1) / np.power(theta, exponents.astype(np.float64)).astype(np.float32)
-    return (np.arange(length, dtype=np.float32)[:, None] * frequencies).astype(np.float64)

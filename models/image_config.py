@@ -19,6 +19,8 @@ SUPPORTED_PREPROCESSING: Mapping[str, object] = {
     "do_rescale": True,
     "do_normalize": True,
     "do_convert_rgb": True,
+    "do_center_crop": False,
+    "do_pad": False,
 }
 # Released files leave it out: it is the processor class's own, one over 8-bit white.
 RESCALE_FACTOR = 1 / 255

@@ -1,14 +1,17 @@
 """The bundle's manifest: what is in the folder and every contract the runtime relies on.
 
-Written by export, read by runtime, strict in both directions. Opens no graph.
+Written by export, read by runtime, strict about keys and types in both directions. Whether the
+values fit each other is `check_manifest`'s business. Opens no graph.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from .bundle_path import bundle_file
 from .config import RopeConfig, TargetConfig
 from .draft_config import DraftLayer
 from .errors import ManifestError
@@ -50,10 +53,19 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A weight file: its size in bytes and digest."""
+    """A file that is not a graph: its size in bytes and digest."""
 
     num_bytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class SelectorSpec:
+    """DFlash2's candidate selector: candidates per row, and its two tables [V, rank]."""
+
+    top_k: int
+    predecessor: TableSpec
+    successor: TableSpec
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,7 @@ class DraftSpec:
     layers: tuple[DraftLayer, ...]
     own_head: bool
     d2t: TableSpec | None
+    selector: SelectorSpec | None
     target_digest: str
     source_digest: str
 
@@ -95,7 +108,8 @@ class Manifest:
     """The whole bundle.
 
     `tap_before_deepstack`: taps of DeepStack layers are recorded before the addition, as
-    transformers' `hidden_states` does. `num_top` is K of the head's top-k outputs.
+    transformers' `hidden_states` does. `num_top` is K of the head's top-k outputs. `sidecars` are
+    the tokenizer and the chat template.
     """
 
     format_version: int
@@ -114,6 +128,7 @@ class Manifest:
     embedding: TableSpec
     graphs: dict[str, GraphSpec]
     data_files: dict[str, DataFile]
+    sidecars: dict[str, DataFile]
     drafts: dict[str, DraftSpec]
 
 
@@ -131,13 +146,13 @@ def read_manifest(folder: Path) -> Manifest:
         raise ManifestError(
             f"{folder} is {kind}; give the bundle folder that `dflash-onnx export` wrote."
         )
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise ManifestError(
             f"{path} is missing; {folder} is not a bundle. Make one with `dflash-onnx export`."
         )
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        raw = json.loads(bundle_file(folder, MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ManifestError(f"{path} cannot be read as JSON: {error}") from None
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != FORMAT_VERSION:

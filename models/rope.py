@@ -8,23 +8,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import RopeConfig
+from .rope_config import RopeConfig
 
 Float = NDArray[np.float32]
 
 
-def inverse_frequencies(rope: RopeConfig) -> Float:
+def inverse_frequencies(rotary_dim: int, theta: float) -> Float:
     """Inverse frequencies [rotary_dim / 2] in float32."""
-    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     # float32 powers differ between libraries by a last bit, which a far row multiplies; a rounded
     # float64 power is what torch has.
-    powers = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)
+    powers = np.power(theta, exponents.astype(np.float64)).astype(np.float32)
     return np.float32(1) / powers
 
 
 def rotary_table(positions: NDArray[np.int64], rope: RopeConfig) -> tuple[Float, Float]:
     """Cosines and sines [n, rotary_dim / 2] of positions [n], or of M-RoPE positions [3, n]."""
-    frequencies = inverse_frequencies(rope)
+    frequencies = inverse_frequencies(rope.rotary_dim, rope.theta)
     angles = positions[..., None].astype(np.float32) * frequencies
     if positions.ndim == 2:
         angles = _interleave(angles, rope)

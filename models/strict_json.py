@@ -6,6 +6,8 @@ Knows dataclasses, tuples, string-keyed dicts, optionals and scalars; nothing ab
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import types
 import typing
 from typing import Any, TypeVar
@@ -36,15 +38,15 @@ def _convert(kind: Any, data: Any, where: str) -> Any:
     if origin is dict:
         items = _expect(dict, data, where).items()
         return {key: _convert(arguments[1], item, f"{where}.{key}") for key, item in items}
-    if kind is float and type(data) is int:
-        return float(data)
+    if kind is float:
+        return _float(data, where)
     return _expect(kind, data, where)
 
 
 def _dataclass(kind: Any, data: Any, where: str) -> Any:
     data = _expect(dict, data, where)
-    hints = typing.get_type_hints(kind)
-    names = {field.name for field in dataclasses.fields(kind)}
+    hints = _field_types(kind)
+    names = hints.keys()
     for problem, keys in (("unknown", data.keys() - names), ("missing", names - data.keys())):
         if keys:
             raise ManifestError(
@@ -52,6 +54,13 @@ def _dataclass(kind: Any, data: Any, where: str) -> Any:
                 "version or damaged. Export it again."
             )
     return kind(**{name: _convert(hints[name], data[name], f"{where}.{name}") for name in names})
+
+
+@functools.cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    # A manifest has thousands of tensors, and Python parses the annotations anew at every call.
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
@@ -75,6 +84,17 @@ def _tuple(arguments: tuple[Any, ...], data: list[Any], where: str) -> tuple[Any
         kinds = list(arguments)
     pairs = enumerate(zip(kinds, data, strict=True))
     return tuple(_convert(kind, item, f"{where}[{i}]") for i, (kind, item) in pairs)
+
+
+def _float(data: Any, where: str) -> float:
+    """A finite number; JSON as Python reads it also has NaN, infinities and endless integers."""
+    try:
+        value = float(data) if type(data) is int else _expect(float, data, where)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise ManifestError(f"{where}: expected a finite number, got {str(data)[:20]}.")
+    return value
 
 
 def _expect(kind: Any, data: Any, where: str) -> Any:

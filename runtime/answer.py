@@ -22,19 +22,17 @@ from ..models.positions import (
     next_position,
     text_ruler,
 )
-from .drafters.base import Observed, Proposal, Request
+from .drafters.base import DraftSampling, Observed, Proposal, Request
 from .options import GenerateOptions
 from .output_text import OutputText
-from .plan import Batch, PromptPlan, common_rows
+from .plan import Batch, Media, PromptPlan, common_rows
 from .results import Delta, FinishReason, Round, Timings
-from .sampling import HeadRows, History, Sampler
-from .target import TargetRows
+from .sampling import Distribution, HeadRows, History, Sampler
+from .target import ImageRows, TargetRows
 from .verify import Verdict, accept_equal, accept_rejection
 
 if TYPE_CHECKING:
     from .conversation import Conversation
-
-RULES = {"equal": accept_equal, "rejection": accept_rejection}
 
 
 class Answer:
@@ -67,6 +65,7 @@ class Answer:
         self.finish_reason: FinishReason | None = None
         self.rounds: list[Round] = []
         self.timings = Timings()
+        self._encoded: dict[str, ImageRows] = {}
 
     def deltas(self) -> Iterator[Delta]:
         """Generate; yields whenever tokens were emitted."""
@@ -94,6 +93,7 @@ class Answer:
         self.timings.prefilled_rows = self._plan.num_rows - start
         for batch in self._plan.batches(start, self._options.chunk):
             rows = self._run_batch(batch)
+        self._encoded.clear()
         last = np.array([rows.hidden.shape[0] - 1])
         return self._accept(self._target.head.rows(rows.hidden, last, self._with_logits), [])
 
@@ -102,8 +102,9 @@ class Answer:
         conversation, plan = self._conversation, self._plan
         keys = plan.keys()
         start = common_rows(conversation.row_keys, keys)
-        self._cache.crop(start)
+        # Keys first: an interrupt in between must never leave keys of rows that are gone.
         del conversation.row_keys[start:]
+        self._cache.crop(start)
         position = Position(int(text_ruler(plan.mrope_positions)[start]))
         self.draft.crop(start, position)
         self._keys = keys
@@ -115,17 +116,21 @@ class Answer:
             embeds, deepstack = self._target.embed(batch.token_ids), None
         else:
             rows = slice(batch.offset, batch.offset + batch.token_ids.size)
-            media = batch.media.rows()
+            media = self._encode(batch.media)
             embeds, deepstack = media.embeds[rows], media.deepstack[:, rows]
             self.timings.vision_seconds += perf_counter() - started
         output = self._target.forward(
             self._cache, embeds, batch.mrope_positions, deepstack, self.draft.taps
         )
-        if batch.media is not None and batch.is_last_of_span:
-            batch.media.release()
         keys = self._keys[batch.first_row : batch.first_row + batch.token_ids.size]
         self._commit(batch.token_ids, batch.mrope_positions, output, batch.span, keys)
         return output
+
+    def _encode(self, media: Media) -> ImageRows:
+        """The rows of an image or clip; one that stands in the prompt twice is encoded once."""
+        if media.digest not in self._encoded:
+            self._encoded[media.digest] = media.encode()
+        return self._encoded[media.digest]
 
     def _commit(
         self, token_ids: Ints, positions: Ints, output: TargetRows, span: Span, keys: Sequence
@@ -143,7 +148,7 @@ class Answer:
         proposal = self._propose(anchor)
         block = np.array([anchor, *proposal.token_ids])
         positions = advancing_positions(self._pos_next, block.size)
-        output, verdict = self._verify(block, positions)
+        output, verdict = self._verify(block, positions, proposal.proposals)
         kept = self._keep(verdict.tokens)
         produced = len(kept)
         # The newest kept token becomes the anchor; it has no row yet.
@@ -163,24 +168,39 @@ class Answer:
             position=self._pos_next,
             output_index=len(self.token_ids),
             tokens=self._tokens,
+            sampling=self._draft_sampling(),
         )
         proposal = self.draft.propose(request)
         self.timings.draft_seconds += perf_counter() - started
         return proposal
 
-    def _verify(self, block: Ints, positions: Ints) -> tuple[TargetRows, Verdict]:
+    def _draft_sampling(self) -> DraftSampling | None:
+        """Drawn drafts pay under the rejection rule only; equality is met best by the likeliest."""
+        sampling = self._options.sampling
+        if self._options.accept == "equal" or sampling.greedy:
+            return None
+        return DraftSampling(sampling.temperature, sampling.rng_seed, len(self.token_ids))
+
+    def _verify(
+        self, block: Ints, positions: Ints, proposals: list[Distribution] | None
+    ) -> tuple[TargetRows, Verdict]:
         """One target call on the anchor and its drafts."""
         started = perf_counter()
         output = self._target.forward(
             self._cache, self._target.embed(block), positions, None, self.draft.taps
         )
         rows = self._target.head.rows(output.hidden, np.arange(block.size), self._with_logits)
-        verdict = self._accept(rows, block[1:].tolist())
+        verdict = self._accept(rows, block[1:].tolist(), proposals)
         self.timings.verify_seconds += perf_counter() - started
         return output, verdict
 
-    def _accept(self, rows: HeadRows, drafts: list[int]) -> Verdict:
-        return RULES[self._options.accept](self._sampler, rows, drafts, len(self.token_ids))
+    def _accept(
+        self, rows: HeadRows, drafts: list[int], proposals: list[Distribution] | None = None
+    ) -> Verdict:
+        first = len(self.token_ids)
+        if self._options.accept == "equal":
+            return accept_equal(self._sampler, rows, drafts, first)
+        return accept_rejection(self._sampler, rows, drafts, first, proposals)
 
     def _keep(self, tokens: Sequence[int]) -> list[int]:
         """Take tokens until one ends the answer; ids, text, counts and history stop there."""

@@ -6,18 +6,16 @@ from spelling special tokens. Knows no token ids and no image sizes: one placeho
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import chain
 from reprlib import repr as brief
-from typing import Any, NoReturn
+from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..models.errors import ManifestError, PromptError
+from ..models.prompt_files import compile_template
 
 Messages = str | Sequence[Mapping[str, Any]]
 
@@ -32,7 +30,7 @@ class ChatTemplate:
         self.source = source
         self._where = where
         try:
-            self._template = _environment().from_string(source)
+            self._template = compile_template(source)
         except TemplateSyntaxError as error:
             raise ManifestError(
                 f"The chat template {where} is not valid Jinja at line {error.lineno}: "
@@ -84,6 +82,16 @@ def normalise_messages(messages: Messages, num_images: int) -> list[dict[str, An
     return result
 
 
+def carried_images(messages: Messages) -> list[Any]:
+    """Pictures that image parts carry themselves, {"type": "image", "image": ...}, in order."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        return []
+    contents = [m.get("content") for m in messages if isinstance(m, Mapping)]
+    parts = [p for c in contents if isinstance(c, Sequence) and not isinstance(c, str) for p in c]
+    images = [p.get("image") for p in parts if isinstance(p, Mapping) and p.get("type") == "image"]
+    return [image for image in images if image is not None]
+
+
 def guard_text(text: str, specials: Sequence[str], mark: str) -> str:
     """Return `text` with `mark` after the first character of every special string in it."""
     if not specials:
@@ -122,29 +130,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _texts(item)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own filter escapes <, > and & for HTML pages; models were trained on plain JSON.
-    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **options})
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _normalise_message(message: Any, where: str) -> dict[str, Any]:

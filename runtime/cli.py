@@ -6,15 +6,16 @@ Text goes to stdout, progress and statistics to stderr. Knows no networks and no
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from ..models.errors import DflashOnnxError
-from . import cli_export, cli_info, cli_run
+from . import cli_bench, cli_demo, cli_export, cli_info, cli_run
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 130, 143
 
@@ -26,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="DFlash speculative decoding for vision-language models on ONNX Runtime.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (cli_export, cli_run, cli_info):
+    for module in (cli_demo, cli_export, cli_run, cli_bench, cli_info):
         command = module.add_parser(commands)
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
         command.set_defaults(execute=module.execute)
@@ -36,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns 0, 1 for an error, 2 for wrong usage (by argparse)."""
     options = build_parser().parse_args(arguments)
+    _speak_utf8(sys.stdout, sys.stderr)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         options.execute(options)
@@ -62,6 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return EXIT_ERROR
     return 0
+
+
+def _speak_utf8(*streams: TextIO) -> None:
+    """An answer must not be lost because a pipe was opened in another encoding."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

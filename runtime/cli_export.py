@@ -6,10 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from ..models.draft_config import MEDIA_ANSWERS
 from ..models.manifest import read_manifest
 from .selfcheck import self_check
-
-MEDIA = {"yes": True, "no": False, "unknown": None}
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -23,8 +22,8 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--precision", default="fp32", help="fp32 or fp16 (default fp32)")
     parser.add_argument(
-        "--draft-media", choices=sorted(MEDIA), default="unknown",
-        help="was the drafter trained on image rows? (default unknown)",
+        "--draft-media", choices=tuple(MEDIA_ANSWERS),
+        help="was the drafter trained on image rows? (default: as its config.json says)",
     )  # fmt: skip
     parser.add_argument(
         "--max-pixels", type=int, metavar="N", help="lower the largest image the bundle takes"
@@ -47,10 +46,10 @@ def execute(options: argparse.Namespace) -> None:
             output=options.output,
             drafts=tuple(options.draft),
             precision=options.precision,
-            draft_media=MEDIA[options.draft_media],
+            draft_media=options.draft_media,
             max_pixels=options.max_pixels,
             force=options.force,
-            progress=sys.stderr.isatty(),
+            progress=True,
         ),
         None if options.skip_check else self_check,
     )

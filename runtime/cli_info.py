@@ -1,4 +1,7 @@
-"""The info command: what is in a bundle, from its manifest alone; opens no graph."""
+"""The info command: what is in a bundle, from its manifest, and whether its files are whole.
+
+Reads every weight file to its end, which loading a bundle does not; opens no graph.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,28 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..models.manifest import DraftSpec, Manifest, read_manifest
+from ..models.manifest import DraftSpec, Manifest
 from ..models.strict_json import to_json
+from .bundle_files import open_bundle, verify_weights
 from .drafters.policy import default_policy
-from .model import check_files
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     """Add the command and its options."""
-    parser = commands.add_parser("info", help="say what is in a bundle")
+    parser = commands.add_parser("info", help="say what is in a bundle, and verify it")
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("--json", action="store_true", help="print the manifest")
     return parser
 
 
 def execute(options: argparse.Namespace) -> None:
-    """Print the bundle's facts."""
-    manifest = read_manifest(options.bundle)
-    check_files(options.bundle, manifest)
+    """Print the bundle's facts once all its files have the digests that the manifest states."""
+    manifest = open_bundle(options.bundle)
+    verify_weights(options.bundle, manifest)
     if options.json:
-        print(json.dumps(to_json(manifest), ensure_ascii=False))
+        print(json.dumps(to_json(manifest) | {"weights": "verified"}, ensure_ascii=False))
     else:
-        print("\n".join(describe(manifest)))
+        print("\n".join((*describe(manifest), "weights    verified")))
 
 
 def describe(manifest: Manifest) -> Iterator[str]:

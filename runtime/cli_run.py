@@ -65,6 +65,17 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> None:
     """Answer the prompt and print what was asked for."""
     made = _generate_options(options)
+    with _trace(options.trace) as observer:
+        result = _answer(options, made, observer)
+    if options.json:
+        print(json.dumps(result.to_json(), ensure_ascii=False))
+    if options.stats:
+        print(format_stats(result), file=sys.stderr)
+
+
+def _answer(
+    options: argparse.Namespace, made: GenerateOptions, observer: Callable[[Round], None]
+) -> Result:
     model = load(options.bundle, options.provider, max_pixels=options.max_pixels)
     conversation = model.conversation(
         options.draft,
@@ -75,15 +86,8 @@ def execute(options: argparse.Namespace) -> None:
     plan = model.plan(_prompt(options), options.image)
     conversation.output_budget(plan, made.max_new_tokens)
     _warn_about_size(model, plan)
-    generation = conversation.generate_plan(plan, made)
-    streaming = sys.stdout.isatty() and not options.json
-    with _trace(options.trace) as observer:
-        generation.on_round(observer)
-        result = _print_text(generation, streaming, options.json)
-    if options.json:
-        print(json.dumps(result.to_json(), ensure_ascii=False))
-    if options.stats:
-        print(format_stats(result), file=sys.stderr)
+    generation = conversation.generate_plan(plan, made).on_round(observer)
+    return _print_text(generation, sys.stdout.isatty() and not options.json, options.json)
 
 
 def _generate_options(options: argparse.Namespace) -> GenerateOptions:

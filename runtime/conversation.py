@@ -65,8 +65,10 @@ class Generation:
     def _run(self) -> Generator[Delta, None, None]:
         with self._conversation.busy():
             before = _counts(self._conversation.draft)
-            yield from self._answer.deltas()
-            self._draft_stats = self._count_since(before)
+            try:
+                yield from self._answer.deltas()
+            finally:
+                self._draft_stats = self._count_since(before)
 
     def _notify(self, record: Round) -> None:
         for observer in self._observers:
@@ -127,8 +129,9 @@ class Conversation:
         the drafter has seen, which is a hole; other changes keep it.
         """
         made = replace(DraftChoice() if "draft" in choice else self.choice, **choice)
-        self.draft = self.model.drafts.switched(self.draft, made)
-        self.choice = made
+        with self.busy():
+            self.draft = self.model.drafts.switched(self.draft, made)
+            self.choice = made
 
     def generate(
         self,

@@ -16,6 +16,7 @@ from .drafters.lookup import MAX_DRAFTS, Lookup
 from .drafters.networks import DFlashNetworks
 from .drafters.policy import HoleSettings, default_policy, parse_policy
 from .drafting import DraftRunner
+from .sampling_params import check_whole
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class DraftFactory:
         """The drafter to go on with: the current one when only settings on its ruler change."""
         fresh = self.runner(choice)
         old, new = current.drafter, fresh.drafter
-        if isinstance(old, DFlash) and isinstance(new, DFlash) and old.take_settings(new):
-            return current
-        return fresh
+        if not (current.is_on and isinstance(old, DFlash) and isinstance(new, DFlash)):
+            return fresh
+        return current if old.take_settings(new) else fresh
 
     def _drafter(self, choice: DraftChoice) -> Drafter:
         name = choice.draft
@@ -92,6 +93,5 @@ def _check_taps(drafter: Drafter, tap_layers: tuple[int, ...]) -> None:
 
 def _lookup_tokens(draft_tokens: int | None) -> int:
     tokens = MAX_DRAFTS if draft_tokens is None else draft_tokens
-    if tokens < 0:
-        raise PromptError(f"draft tokens must be 0 or more, not {tokens}.")
+    check_whole("draft_tokens", tokens, 0)
     return tokens

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from operator import index
 from typing import TypeVar
 
+import numpy as np
+
 from ..models.positions import Position, Row
 from .drafters.base import DraftCounts, Drafter, Observed, Proposal, Request
+from .sampling import Distribution
 
 LOGGER = logging.getLogger("dflash_onnx.draft")
 T = TypeVar("T")
@@ -22,19 +26,12 @@ class DraftRunner:
 
     def __init__(self, drafter: Drafter, banned_ids: Collection[int], vocab_size: int) -> None:
         self.drafter = drafter
+        self.name = drafter.name
+        self.counts: DraftCounts = drafter.counts
         self.state = "on"
-        self._banned = frozenset(banned_ids)
+        self._taps = drafter.taps
+        self._banned = np.array(sorted(banned_ids), np.int64)
         self._vocab_size = vocab_size
-
-    @property
-    def name(self) -> str:
-        """The drafter's name."""
-        return self.drafter.name
-
-    @property
-    def counts(self) -> DraftCounts:
-        """What happened on the draft side."""
-        return self.drafter.counts
 
     @property
     def is_on(self) -> bool:
@@ -44,7 +41,7 @@ class DraftRunner:
     @property
     def taps(self) -> tuple[int, ...]:
         """Target layers whose output must be fetched."""
-        return self.drafter.taps if self.is_on else ()
+        return self._taps if self.is_on else ()
 
     def observe(self, rows: Observed) -> None:
         """Show committed rows to the drafter."""
@@ -52,29 +49,35 @@ class DraftRunner:
 
     def propose(self, request: Request) -> Proposal:
         """Draft; cut before the first id that is a placeholder or no token at all."""
-        allowed = min(request.max_drafts, self.drafter.max_drafts)
-        limited = Request(
-            request.anchor,
-            allowed,
-            request.row,
-            request.position,
-            request.output_index,
-            request.tokens,
-        )
-        return self._guarded("propose", lambda: self._drafted(limited), Proposal([]))
+        return self._guarded("propose", lambda: self._drafted(request), Proposal([]))
 
     def crop(self, num_rows: Row, position: Position) -> None:
         """Forget rows."""
         self._guarded("crop", lambda: self.drafter.crop(num_rows, position), None)
 
     def _drafted(self, request: Request) -> Proposal:
-        proposal = self.drafter.propose(request)
-        ids = [index(t) for t in proposal.token_ids[: request.max_drafts]]
+        allowed = min(request.max_drafts, self.drafter.max_drafts)
+        proposal = self.drafter.propose(replace(request, max_drafts=allowed))
+        ids = [index(t) for t in proposal.token_ids[:allowed]]
         bad = next((i for i, t in enumerate(ids) if self._refused(t)), len(ids))
-        return Proposal(ids[:bad], proposal.block_start)
+        proposals = proposal.proposals
+        if proposals is not None:
+            proposals = list(proposals[:bad])
+            self._check_proposals(ids[:bad], proposals)
+        return Proposal(ids[:bad], proposal.block_start, proposals)
+
+    def _check_proposals(self, ids: list[int], proposals: list[Distribution]) -> None:
+        """Each drafted id needs what it was drawn from, with nothing on ids that cannot come."""
+        if len(proposals) != len(ids):
+            raise ValueError(f"{len(proposals)} distributions for {len(ids)} drafts")
+        for token, proposal in zip(ids, proposals, strict=True):
+            if not proposal.probability(token) > 0:
+                raise ValueError(f"draft {token} has no probability in its own distribution")
+            if np.isin(proposal.ids, self._banned).any():
+                raise ValueError("a distribution gives weight to a placeholder id")
 
     def _refused(self, token: int) -> bool:
-        return token in self._banned or not 0 <= token < self._vocab_size
+        return not 0 <= token < self._vocab_size or bool(np.isin(token, self._banned))
 
     def _guarded(self, what: str, call: Callable[[], T], instead: T) -> T:
         if not self.is_on:

@@ -13,7 +13,6 @@ import numpy as np
 from ..models.config import TextConfig, VisionConfig
 from ..models.grid import Grid
 from ..models.positions import Position, advancing_positions
-from .images import PreparedImage
 from .model import Model
 from .plan import PromptPlan
 
@@ -56,8 +55,7 @@ def _vision_pace(model: Model) -> float:
     side = PROBE_SIDE * vision.merge_size
     grid = Grid(side, side, vision.merge_size)
     patches = np.zeros((grid.num_patches, vision.patch_dim), np.float32)
-    image = PreparedImage(patches, grid, "probe")
-    return _seconds(lambda: model.target.encode_image(image)) / vision_work(
+    return _seconds(lambda: model.target.encode_patches(patches, grid)) / vision_work(
         vision, grid.num_patches
     )
 

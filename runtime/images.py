@@ -22,6 +22,7 @@ from PIL import ExifTags, Image, ImageColor, ImageFile, UnidentifiedImageError
 from ..models.errors import ImageError
 from ..models.grid import Grid, image_grid
 from ..models.image_config import ImageConfig
+from .patches import patchify, strips
 
 ImageSource: TypeAlias = "str | Path | bytes | BinaryIO | Image.Image | np.ndarray"
 
@@ -39,11 +40,20 @@ UPRIGHT = {
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """One image for the vision graph: patches [n, C*t*p*p], grid, sha256 of picture and grid."""
+    """One image for the vision graph: resized picture, grid, sha256 of the original and the grid.
 
-    patches: NDArray[np.float32] = field(repr=False, compare=False)
+    The float patches, twelve times the picture's size, are made only when they are asked for.
+    """
+
+    picture: Image.Image = field(repr=False, compare=False)
     grid: Grid
+    config: ImageConfig = field(repr=False)
     digest: str
+
+    @property
+    def patches(self) -> NDArray[np.float32]:
+        """What the vision graph reads, [n, C*t*p*p]; a new array each time."""
+        return patchify(self.picture, self.grid, self.config)
 
 
 def describe(source: ImageSource) -> str:
@@ -84,7 +94,7 @@ def prepare_image(
     # One name for both, so that the full-size picture is freed before the patches are made.
     size = (grid.width * config.patch_size, grid.height * config.patch_size)
     image = image.resize(size, Image.Resampling.BICUBIC)
-    return PreparedImage(_patches(image, grid, config), grid, digest)
+    return PreparedImage(image, grid, config, digest)
 
 
 @contextmanager
@@ -216,34 +226,6 @@ def _background_colour(background: str) -> tuple[int, ...]:
 def _digest(image: Image.Image, grid: Grid) -> str:
     head = f"{image.mode} {image.width}x{image.height} {grid.height}x{grid.width}/{grid.merge}\n"
     digest = hashlib.sha256(head.encode())
-    for strip in _strips(image, max(1, STRIP_PIXELS // image.width)):
+    for strip in strips(image, max(1, STRIP_PIXELS // image.width)):
         digest.update(strip.tobytes())
     return digest.hexdigest()
-
-
-def _strips(image: Image.Image, rows: int) -> Iterator[NDArray[np.uint8]]:
-    # Pieces, because one array of the whole picture would cost its size twice over.
-    for top in range(0, image.height, rows):
-        yield np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
-
-
-def _patches(image: Image.Image, grid: Grid, config: ImageConfig) -> NDArray[np.float32]:
-    side, merge, copies = config.patch_size, config.merge_size, config.temporal_patch_size
-    levels = _levels(config)
-    blocks = np.empty(
-        (grid.merged_height, grid.merged_width, merge, merge, 3, copies, side, side), np.float32
-    )
-    for row, strip in zip(blocks, _strips(image, config.factor), strict=True):
-        pixels = strip.reshape(merge, side, grid.merged_width, merge, side, 3)
-        pixels = pixels.transpose(5, 2, 0, 3, 1, 4)
-        for channel in range(3):
-            row[:, :, :, channel] = levels[channel][pixels[channel]][:, :, :, None]
-    return blocks.reshape(grid.num_patches, -1)
-
-
-def _levels(config: ImageConfig) -> NDArray[np.float32]:
-    # A byte has 256 values: a table [3, 256] gives the processor's own roundings (float64 product,
-    # then float32) without float64 pictures.
-    scaled = (np.arange(256, dtype=np.float64) * config.rescale_factor).astype(np.float32)
-    mean, std = (np.array(values, np.float32)[:, None] for values in (config.mean, config.std))
-    return (scaled - mean) / std

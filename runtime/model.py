@@ -9,9 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
+from ..models.bundle_path import bundle_file
 from ..models.errors import ManifestError, PromptError
-from ..models.manifest import Manifest, read_manifest
-from .chat import ChatTemplate, Messages, normalise_messages
+from ..models.manifest import Manifest
+from .bundle_files import open_bundle, read_text
+from .chat import ChatTemplate, Messages, carried_images, normalise_messages
 from .conversation import Conversation, Generation
 from .draft_factory import DraftChoice, DraftFactory
 from .drafters.base import Drafter
@@ -19,7 +24,7 @@ from .drafters.networks import DFlashNetworks
 from .images import ImageSource, PreparedImage, prepare_image
 from .plan import Media, PlanBuilder, PromptPlan
 from .session import Runtime
-from .target import Target
+from .target import ImageRows, Target
 from .tokenizer import Tokenizer, encode_chat
 
 
@@ -39,11 +44,10 @@ class Model:
     ) -> None:
         folder = Path(folder)
         self.folder = folder
-        self.manifest: Manifest = read_manifest(folder)
-        check_files(folder, self.manifest)
+        self.manifest: Manifest = open_bundle(folder)
         self.image_config = self.manifest.image.with_max_pixels(max_pixels)
         self.context_limit = _limit(context_limit, self.manifest)
-        self.tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+        self.tokenizer = _tokenizer(folder, self.manifest)
         self.template = _template(folder)
         self._runtime = Runtime(folder, provider, threads, mapped)
         self.target = Target(folder, self.manifest, self._runtime)
@@ -84,6 +88,12 @@ class Model:
 
         `template_options` go to the chat template, e.g. {"enable_thinking": False}.
         """
+        if isinstance(images, (str, bytes, Path, np.ndarray, Image.Image)):
+            raise PromptError("images must be a list of pictures; put a single one in a list.")
+        carried = carried_images(messages)
+        if carried and images:
+            raise PromptError("pictures were given both in messages and in images; use one place.")
+        images = carried or images
         prepared = [prepare_image(image, self.image_config) for image in images]
         return self.plan_prepared(messages, prepared, template_options)
 
@@ -128,9 +138,10 @@ class Model:
         return builder.plan()
 
     def _media(self, image: PreparedImage) -> Media:
-        return Media(
-            "image", image.digest, image.grid.num_rows, lambda: self.target.encode_image(image)
-        )
+        def encode() -> ImageRows:
+            return self.target.encode_patches(image.patches, image.grid)
+
+        return Media("image", image.digest, image.grid.num_rows, encode)
 
 
 def load(bundle: str | Path, provider: str = "cpu", **options: Any) -> Model:
@@ -138,32 +149,21 @@ def load(bundle: str | Path, provider: str = "cpu", **options: Any) -> Model:
     return Model(bundle, provider, **options)
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Every data file must be there in full; `ManifestError` names the first that is not."""
-    for name, data in manifest.data_files.items():
-        path = folder / name
-        if not path.is_file():
-            raise ManifestError(f"{path} is missing from the bundle. Export it again.")
-        size = path.stat().st_size
-        if size != data.num_bytes:
-            raise ManifestError(
-                f"{path} has {size} bytes, the manifest says {data.num_bytes}; the file is "
-                "damaged or was copied incompletely. Export it again."
-            )
-    for name, draft in manifest.drafts.items():
-        if draft.target_digest != manifest.target_digest:
-            raise ManifestError(
-                f"{folder}: drafter {name!r} was exported for target "
-                f"{draft.target_digest[:12]}, this bundle's target is "
-                f"{manifest.target_digest[:12]}. Export them together."
-            )
+def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    path = bundle_file(folder, "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    if tokenizer.vocab_size != manifest.tokenizer_size:
+        raise ManifestError(
+            f"{path} has {tokenizer.vocab_size} entries, the manifest's tokenizer_size says "
+            f"{manifest.tokenizer_size}; the files belong to different exports. Export the bundle "
+            "again."
+        )
+    return tokenizer
 
 
 def _template(folder: Path) -> ChatTemplate:
-    path = folder / "chat_template.jinja"
-    if not path.is_file():
-        raise ManifestError(f"{path} is missing from the bundle. Export it again.")
-    return ChatTemplate(path.read_text(encoding="utf-8"), str(path))
+    name = "chat_template.jinja"
+    return ChatTemplate(read_text(folder, name), str(folder / name))
 
 
 def _limit(asked: int | None, manifest: Manifest) -> int:
@@ -174,4 +174,4 @@ def _limit(asked: int | None, manifest: Manifest) -> int:
     return limit
 
 
-__all__ = ["Model", "check_files", "load"]
+__all__ = ["Model", "load"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..models.errors import PromptError
-from .sampling import SamplingParams
+from .sampling_params import SamplingParams, check_whole
 
 ACCEPT_RULES = ("equal", "rejection")
 
@@ -26,14 +26,13 @@ class GenerateOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 0:
-            raise PromptError(f"max_new_tokens must be 0 or more, not {self.max_new_tokens}.")
-        if self.chunk < 1:
-            raise PromptError(f"chunk must be 1 row or more, not {self.chunk}.")
+        check_whole("max_new_tokens", self.max_new_tokens, 0)
+        check_whole("chunk", self.chunk, 1)
         if self.accept not in ACCEPT_RULES:
             rules = " or ".join(ACCEPT_RULES)
             raise PromptError(f"accept must be {rules}, not {self.accept!r}.")
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+        listed = isinstance(self.stop, tuple) and all(isinstance(s, str) for s in self.stop)
+        if not listed or "" in self.stop:
             raise PromptError(f"stop must be a list of non-empty strings, not {self.stop!r}.")
 
 
@@ -45,6 +44,6 @@ def make_options(**options: Any) -> GenerateOptions:
     names = {f.name for f in fields(SamplingParams)}
     sampling = {k: v for k, v in options.items() if k in names}
     rest = {k: v for k, v in options.items() if k not in names}
-    if "stop" in rest and not isinstance(rest["stop"], str):
+    if isinstance(rest.get("stop"), list):
         rest["stop"] = tuple(rest["stop"])
     return GenerateOptions(sampling=SamplingParams(**sampling), **rest)

@@ -31,28 +31,14 @@ Float = NDArray[np.float32]
 RowKey = int | tuple[str, int]
 
 
+@dataclass(frozen=True)
 class Media:
-    """One image or audio clip of a prompt: its identity, and its rows computed on first use."""
+    """One image or audio clip of a prompt: its identity, and how to compute its rows."""
 
-    def __init__(
-        self, kind: SpanKind, digest: str, num_rows: int, encode: Callable[[], ImageRows]
-    ) -> None:
-        self.kind = kind
-        self.digest = digest
-        self.num_rows = num_rows
-        self._encode = encode
-        self._rows: ImageRows | None = None
-
-    def rows(self) -> ImageRows:
-        """The media's embedding rows, encoded once."""
-        rows = self._rows
-        if rows is None:  # a local, since a plan may be shared and released by another thread
-            rows = self._rows = self._encode()
-        return rows
-
-    def release(self) -> None:
-        """Drop the encoded rows; they are in the cache now."""
-        self._rows = None
+    kind: SpanKind
+    digest: str
+    num_rows: int
+    encode: Callable[[], ImageRows]
 
 
 @dataclass(frozen=True)

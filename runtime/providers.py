@@ -1,6 +1,6 @@
 """Which ONNX Runtime is installed, and how a session is opened on a provider.
 
-Knows distributions, provider names, threads and session options; knows no graph.
+Knows distributions, provider names and thread counts; knows no graph.
 """
 
 from __future__ import annotations
@@ -11,29 +11,13 @@ from types import ModuleType
 
 from ..models.errors import ProviderError
 
-# Vendor builds of ONNX Runtime that all own the import package `onnxruntime`.
-DISTRIBUTIONS = (
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-migraphx",
-    "onnxruntime-rocm",
-    "onnxruntime-directml",
-    "onnxruntime-windowsml",
-    "onnxruntime-webgpu",
-)
 PROVIDERS = {"cpu": "CPUExecutionProvider"}
 
 
 def installed_distributions() -> list[str]:
-    """The installed distributions that provide `onnxruntime`."""
-    found = []
-    for name in DISTRIBUTIONS:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        found.append(name)
-    return found
+    """The installed distributions that own the import package `onnxruntime`."""
+    owners = importlib.metadata.packages_distributions().get("onnxruntime", [])
+    return sorted(set(owners))
 
 
 def check_distributions(found: list[str]) -> None:

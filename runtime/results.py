@@ -24,7 +24,7 @@ class Delta:
 @dataclass(frozen=True)
 class Round:
     """One round: `rows` in the target's cache before it, the block's start on the draft's ruler,
-    what was drafted and accepted, tokens produced, and the hole met since the last round."""
+    what was drafted and accepted, tokens produced, and the newest hole met since the last round."""
 
     index: int
     rows: Row

@@ -10,19 +10,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from numbers import Integral, Real
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..models.errors import PromptError
+from .sampling_params import SamplingParams
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-_BIG = 1e38  # products with float32 logits stay finite in float64
-_WORD = 2**64 - 1  # a seed is one word of the generator's key
 
 
 class Purpose(IntEnum):
@@ -31,44 +26,7 @@ class Purpose(IntEnum):
     SAMPLE = 0
     ACCEPT = 1
     RESIDUAL = 2
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """The sampling options of one request; raises PromptError for a value out of range."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    rng_seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0, _BIG)
-        _check("top_k", self.top_k, 0, _WORD)
-        _check("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check("min_p", self.min_p, 0.0, 1.0)
-        _check("presence_penalty", self.presence_penalty, -_BIG, _BIG)
-        _check("frequency_penalty", self.frequency_penalty, -_BIG, _BIG)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, _BIG, open_low=True)
-        _check("rng_seed", self.rng_seed, 0, _WORD)
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the best token is taken without a draw."""
-        return self.temperature == 0
-
-    @property
-    def penalised(self) -> bool:
-        """Whether earlier tokens change the logits."""
-        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
-
-    def needs_logits(self, num_top: int) -> bool:
-        """Whether a head's `num_top` best tokens per row are too few to sample exactly."""
-        return self.penalised or not (self.greedy or 0 < self.top_k <= num_top)
+    DRAFT = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,16 +166,6 @@ class Sampler:
         values = np.where(values > 0, values / repetition, values * repetition)
         values -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
         logits[ids] = values
-
-
-def _check(option: str, got: Any, low: float, high: float, open_low: bool = False) -> None:
-    kind, noun = (Integral, "a whole number") if isinstance(low, int) else (Real, "a number")
-    typed = isinstance(got, kind) and not isinstance(got, bool)
-    if not (typed and low <= got <= high) or (open_low and got == low):
-        raise PromptError(
-            f"Sampling option `{option}` must be {noun} {'above' if open_low else 'from'} {low} "
-            f"up to {high}, but it is {got!r}; change it, or leave it out to use the default."
-        )
 
 
 def _check_best(best: float, row: int) -> None:

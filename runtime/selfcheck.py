@@ -1,7 +1,7 @@
 """The export's self-check: a few rows through every graph of a finished bundle.
 
-Finds what a file check cannot: values that are not finite, taps that repeat each other, a drafter
-whose graphs do not fit its target.
+Finds what a file check cannot: values that are not finite or do not depend on anything, taps that
+repeat each other, a drafter whose graphs do not fit its target.
 """
 
 from __future__ import annotations
@@ -10,59 +10,72 @@ from pathlib import Path
 
 import numpy as np
 
+from ..models.draft_config import DraftLayer
 from ..models.errors import ExportError
 from ..models.grid import Grid
-from ..models.positions import Position, Row, Span, advancing_positions
+from ..models.positions import Ints, Position, Row, Span, advancing_positions, block_positions
 from .drafters.base import Observed, Request
+from .drafters.choosers import BestToken, SelectorWalk
 from .drafters.dflash import DFlash
+from .drafters.draft_cache import DraftCache
+from .drafters.networks import DFlashNetworks
 from .drafters.policy import HolePolicy, HoleSettings
-from .images import PreparedImage
+from .drafters.rows import Float, HostWriter
 from .model import Model
-from .target import TargetRows
+from .target import ImageRows, TargetRows
 
 NUM_ROWS = 5
 
 
 def self_check(folder: Path) -> None:
     """Run every graph of the bundle on a few rows; `ExportError` says which one is wrong."""
-    model = Model(folder, mapped=True)
-    _check_vision(model)
-    rows, token_ids = _check_target(model)
+    # By the append graph, so that the check runs it too; answers write their caches in NumPy.
+    model = Model(folder, mapped=True, append_by_graph=True)
+    image = _check_vision(model)
+    token_ids = _token_ids(model)
+    rows = _check_target(model, token_ids, image)
     for name in model.networks:
         _check_draft(model, name, rows, token_ids)
 
 
-def _check_vision(model: Model) -> None:
+def _check_vision(model: Model) -> ImageRows:
     vision = model.manifest.target.vision
     grid = Grid(2 * vision.merge_size, vision.merge_size, vision.merge_size)
     values = np.linspace(-1, 1, grid.num_patches * vision.patch_dim, dtype=np.float32)
     patches = values.reshape(grid.num_patches, vision.patch_dim)
-    encoded = model.target.encode_image(PreparedImage(patches, grid, "self-check"))
-    _finite("vision", encoded.embeds)
-    _finite("vision (DeepStack)", encoded.deepstack)
+    encoded = model.target.encode_patches(patches, grid)
+    _alive("vision", encoded.embeds)
+    _alive("vision (DeepStack)", encoded.deepstack)
+    return encoded
 
 
-def _check_target(model: Model) -> tuple[TargetRows, np.ndarray]:
+def _token_ids(model: Model) -> Ints:
+    """A few ids from all over the vocabulary."""
     usable = np.setdiff1d(np.arange(model.manifest.tokenizer_size), model.manifest.banned_ids)
-    token_ids = usable[:: max(1, usable.size // NUM_ROWS)][:NUM_ROWS]
-    taps = model.manifest.tap_layers
-    target = model.target
+    return usable[:: max(1, usable.size // NUM_ROWS)][:NUM_ROWS]
+
+
+def _check_target(model: Model, token_ids: Ints, image: ImageRows) -> TargetRows:
+    """Text rows and then an image's, so that DeepStack gets real rows; returns the text rows."""
+    target, taps, num_text = model.target, model.manifest.tap_layers, token_ids.size
+    embeds = np.concatenate([target.embed(token_ids), image.embeds])
+    nothing = np.zeros((len(image.deepstack), num_text, embeds.shape[1]), np.float32)
     rows = target.forward(
-        target.new_cache(NUM_ROWS + 1),
-        target.embed(token_ids),
-        advancing_positions(Position(0), token_ids.size),
-        None,
+        target.new_cache(embeds.shape[0] + 1),
+        embeds,
+        advancing_positions(Position(0), embeds.shape[0]),
+        np.concatenate([nothing, image.deepstack], axis=1),
         taps,
     )
-    _finite("target", rows.hidden)
+    _alive("target", rows.hidden)
     for tap in taps:
-        _finite(f"target, tap {tap}", rows.taps[tap])
-    _check_distinct(rows)
-    head = target.head.rows(rows.hidden, np.arange(token_ids.size), True)
+        _alive(f"target, tap {tap}", rows.taps[tap])
+    head = target.head.rows(rows.hidden, np.arange(embeds.shape[0]), True)
     assert head.logits is not None
-    if not np.isfinite(head.logits).any(axis=1).all():
-        raise ExportError("self-check: the head gives no finite logit; the weights are damaged.")
-    return rows, token_ids
+    _usable_logits("head", head.logits)
+    text = TargetRows(rows.hidden[:num_text], {i: tap[:num_text] for i, tap in rows.taps.items()})
+    _check_distinct(text)
+    return text
 
 
 def _check_distinct(rows: TargetRows) -> None:
@@ -76,33 +89,100 @@ def _check_distinct(rows: TargetRows) -> None:
                 )
 
 
-def _check_draft(model: Model, name: str, rows: TargetRows, token_ids: np.ndarray) -> None:
-    networks = model.networks[name]
-    count = token_ids.size
+def _check_draft(model: Model, name: str, rows: TargetRows, token_ids: Ints) -> None:
+    networks, count = model.networks[name], token_ids.size
+    features = [rows.taps[i] for i in networks.taps]
+    keys, values = networks.inject(features, np.arange(count))
+    for array in (*keys, *values):
+        _finite(f"drafter {name} (inject)", array)
+    caches = [_check_append(name, networks, kind, keys, values) for kind in networks.kinds]
+    anchor, start = int(token_ids[-1]), Position(count)
+    hidden = networks.block(anchor, block_positions(start, networks.block_size), caches)
+    _alive(f"drafter {name} (block)", hidden)
+    # Before drafting, since a walk over NaN finds no best candidate.
+    _check_chooser(name, networks, hidden[1:], anchor)
     drafter = DFlash(name, networks, HoleSettings(HolePolicy.GAP))
-    positions = advancing_positions(Position(0), count)
     span = Span(Row(0), count, "text", False)
+    positions = advancing_positions(Position(0), count)
     drafter.observe(Observed(Row(0), token_ids, positions, rows.taps, span))
-    request = Request(
-        anchor=int(token_ids[-1]),
-        max_drafts=drafter.max_drafts,
-        row=Row(count),
-        position=Position(count),
-        output_index=1,
-        tokens=token_ids.tolist(),
-    )
+    request = Request(anchor, drafter.max_drafts, Row(count), start, 1, token_ids.tolist())
     ids = drafter.propose(request).token_ids
-    for cache in drafter.caches:
-        for array in (*cache.keys, *cache.values):
-            _finite(f"drafter {name} (inject)", array)
     vocab_size = model.manifest.target.text.vocab_size
     if len(ids) != drafter.max_drafts or not all(0 <= i < vocab_size for i in ids):
         raise ExportError(f"self-check: drafter {name} drafted {ids}, which are no token ids.")
 
 
-def _finite(what: str, array: np.ndarray) -> None:
-    if not np.isfinite(array).all():
+def _check_append(
+    name: str,
+    networks: DFlashNetworks,
+    kind: DraftLayer,
+    keys: list[Float],
+    values: list[Float],
+) -> DraftCache:
+    """The append graph must write what NumPy writes and nothing else; returns NumPy's cache."""
+    layers = [i for i, layer in enumerate(networks.layers) if layer == kind]
+    spec, by_graph = networks.spec, networks.new_cache(kind)
+    by_host = DraftCache(len(layers), spec.num_kv_heads, spec.head_dim, kind.window, HostWriter())
+    for cache in (by_graph, by_host):
+        for buffer in (*cache.keys, *cache.values):
+            buffer.fill(0.5)
+        for row in reversed(range(keys[0].shape[2])):
+            part = slice(row, row + 1)
+            cache.append(
+                [keys[i][:, :, part] for i in layers],
+                [values[i][:, :, part] for i in layers],
+                np.arange(row, row + 1),
+                True,
+            )
+    pairs = zip((*by_graph.keys, *by_graph.values), (*by_host.keys, *by_host.values), strict=True)
+    if not all(np.array_equal(ours, theirs) for ours, theirs in pairs):
         raise ExportError(
-            f"self-check: {what} gives values that are not finite; the weights are damaged or "
-            "overflow this precision (try --precision fp32)."
+            f"self-check: drafter {name}'s append graph does not write the rows it is given; "
+            "export the bundle again."
         )
+    return by_host
+
+
+def _check_chooser(name: str, networks: DFlashNetworks, hidden: Float, anchor: int) -> None:
+    """An argmax over NaN is a token id too, so the numbers behind the ids are looked at."""
+    chooser = networks.chooser
+    if isinstance(chooser, BestToken):
+        logits = chooser.head.rows(hidden, np.arange(len(hidden)), True).logits
+        assert logits is not None
+        _usable_logits(f"drafter {name} (head)", logits)
+    if isinstance(chooser, SelectorWalk):
+        values, ids, projected = chooser.candidates(hidden)
+        _usable_logits(f"drafter {name} (candidates)", values)
+        _finite(f"drafter {name} (candidates)", projected)
+        scores = chooser.scores(anchor, values[0], ids[0], projected[0])
+        _usable_logits(f"drafter {name} (selector)", scores[None])
+
+
+def _usable_logits(what: str, logits: Float) -> None:
+    """Banned ids have minus infinity; everything else is a number."""
+    if not np.isfinite(logits).any(axis=-1).all():
+        raise _not_finite(what)
+    if np.isnan(logits).any() or np.isposinf(logits).any():
+        raise _not_finite(what)
+
+
+def _finite(what: str, array: Float) -> None:
+    if not np.isfinite(array).all():
+        raise _not_finite(what)
+
+
+def _alive(what: str, array: Float) -> None:
+    """Rows [..., width] must be finite, and hold more than one number over and over."""
+    _finite(what, array)
+    if array.size and (array.max(axis=-1) == array.min(axis=-1)).any():
+        raise ExportError(
+            f"self-check: {what} gives rows in which all values are equal; weights of the "
+            "checkpoint are zero or missing, so download it again."
+        )
+
+
+def _not_finite(what: str) -> ExportError:
+    return ExportError(
+        f"self-check: {what} gives values that are not finite; the weights are damaged or "
+        "overflow this precision (try --precision fp32)."
+    )

@@ -13,11 +13,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.errors import ManifestError, ProviderError
-from ..models.manifest import GraphSpec
+from ..models.bundle_path import bundle_file
+from ..models.errors import DflashOnnxError, ManifestError, ProviderError
+from ..models.interfaces import shapes_fit
+from ..models.manifest import GraphSpec, TensorSpec
 from .providers import import_onnxruntime, num_threads, provider_name
 
 Array = NDArray[Any]
+
+# How ONNX Runtime names its element types.
+ELEMENT_TYPES = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "int64": "tensor(int64)",
+    "int32": "tensor(int32)",
+}
+# Its errors that speak of a graph or weight file; all others are of the provider or the machine.
+# `Fail` is what a weight file that is missing, short or outside the folder gives.
+FILE_FAILURES = {"Fail", "InvalidGraph", "InvalidProtobuf", "NoModel", "NoSuchFile", "NotFound"}
 
 
 class Runtime:
@@ -40,9 +53,8 @@ class Runtime:
 
     def open(self, spec: GraphSpec) -> Graph:
         """Open a graph; `ManifestError` or `ProviderError` says which file and why."""
-        path = self._folder / spec.file
-        if not path.is_file():
-            raise ManifestError(f"{path} is missing from the bundle. Export it again.")
+        path = bundle_file(self._folder, spec.file)
+        self._check_available(path)
         try:
             # `enable_fallback` off: a provider that fails must not become CPU in silence.
             session = self._ort.InferenceSession(
@@ -54,7 +66,7 @@ class Runtime:
                 disabled_optimizers=["ConstantFolding"] if self._mapped else None,
             )
         except Exception as error:  # the library raises its own unrelated classes
-            raise ManifestError(f"{path} cannot be loaded: {_first_line(error)}") from error
+            raise self._failure(path, error) from error
         self._check_provider(path, session.get_providers())
         _check_interface(path, spec, session)
         return Graph(self._ort, session, spec)
@@ -69,6 +81,26 @@ class Runtime:
             options.add_session_config_entry("session.disable_prepacking", "1")
             options.enable_cpu_mem_arena = False
         return options
+
+    def _check_available(self, path: Path) -> None:
+        available = self._ort.get_available_providers()
+        if self.provider_name not in available:
+            # Asked first: ONNX Runtime itself only warns, and then runs on another provider.
+            raise ProviderError(
+                f"{path} was asked to run on {self.provider_name}, which this build of ONNX "
+                f"Runtime does not have (it has {', '.join(available)}). Install a build that does."
+            )
+
+    def _failure(self, path: Path, error: Exception) -> DflashOnnxError:
+        """A user's error for one of the library's: of the bundle's files, or of the provider."""
+        if type(error).__name__ in FILE_FAILURES:
+            return ManifestError(
+                f"{path} cannot be loaded: {_first_line(error)}. Export the bundle again."
+            )
+        return ProviderError(
+            f"{path} cannot run on {self.provider_name} of ONNX Runtime {self.version}: "
+            f"{_first_line(error)}. Try another provider or version."
+        )
 
     def _check_provider(self, path: Path, providers: list[str]) -> None:
         if providers[0] != self.provider_name:
@@ -148,14 +180,31 @@ def _check_interface(path: Path, spec: GraphSpec, session: Any) -> None:
         ("input", spec.inputs, session.get_inputs()),
         ("output", spec.outputs, session.get_outputs()),
     ):
-        ours = {t.name: len(t.shape) for t in stated}
-        theirs = {t.name: len(t.shape) for t in found}
-        if ours != theirs:
-            name = sorted(ours.items() ^ theirs.items())[0][0]
-            raise ManifestError(
-                f"{path}: {kind} '{name}' of the graph and of the manifest differ; "
-                "the files belong to different exports. Export the bundle again."
-            )
+        ours = {t.name: t for t in stated}
+        theirs = {t.name: t for t in found}
+        for name in sorted(ours.keys() | theirs.keys()):
+            if not _same_tensor(ours.get(name), theirs.get(name)):
+                raise ManifestError(
+                    f"{path}: {kind} '{name}' is {_form(theirs.get(name))} in the graph and "
+                    f"{_form(ours.get(name))} in the manifest; the files belong to different "
+                    "exports. Export the bundle again."
+                )
+
+
+def _same_tensor(stated: TensorSpec | None, found: Any) -> bool:
+    if stated is None or found is None:
+        return False
+    same_type = ELEMENT_TYPES.get(stated.dtype) == found.type
+    return same_type and shapes_fit(stated.shape, found.shape)
+
+
+def _form(tensor: Any) -> str:
+    """A tensor of the manifest or of ONNX Runtime, for people."""
+    if tensor is None:
+        return "not there"
+    dtype = tensor.type if hasattr(tensor, "type") else tensor.dtype
+    names = {theirs: ours for ours, theirs in ELEMENT_TYPES.items()}
+    return f"{names.get(dtype, dtype)} {list(tensor.shape)}"
 
 
 def _first_line(error: Exception) -> str:

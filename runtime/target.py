@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.grid import axial_rotary, position_table_lookup
-from ..models.manifest import Manifest, TableSpec
+from ..models.grid import Grid, axial_rotary, position_table_lookup
+from ..models.manifest import Manifest
 from ..models.positions import Ints
 from ..models.rope import rotary_table
-from .images import PreparedImage
+from .bundle_files import map_table
 from .sampling import HeadRows
 from .session import Graph, Runtime
 from .target_cache import TargetCache
@@ -38,12 +38,6 @@ class ImageRows:
 
     embeds: Float
     deepstack: Float
-
-
-def map_table(folder: Path, table: TableSpec) -> NDArray:
-    """A table of the bundle, mapped and not read."""
-    path = folder / table.file
-    return np.memmap(path, np.dtype(table.dtype), "r", table.offset, tuple(table.shape))
 
 
 class Head:
@@ -119,13 +113,13 @@ class Target:
         hidden, *tapped = binding.run(("hidden", *(f"tap.{i}" for i in taps)))
         return TargetRows(hidden, dict(zip(taps, tapped, strict=True)))
 
-    def encode_image(self, image: PreparedImage) -> ImageRows:
-        """Run the vision tower on one image."""
+    def encode_patches(self, patches: Float, grid: Grid) -> ImageRows:
+        """Run the vision tower on one image's patches [n, C*t*p*p]."""
         vision = self.config.vision
-        indices, weights = position_table_lookup(image.grid, vision.table_side)
-        cos, sin = axial_rotary(image.grid, vision.head_dim, vision.rope_theta)
+        indices, weights = position_table_lookup(grid, vision.table_side)
+        cos, sin = axial_rotary(grid, vision.head_dim, vision.rope_theta)
         feeds: dict[str, NDArray] = {
-            "patches": image.patches,
+            "patches": patches,
             "table_indices": indices,
             "table_weights": weights,
             "cos": cos,

@@ -33,8 +33,8 @@ class TargetCache:
 
     @property
     def capacity(self) -> int:
-        """Rows the buffers hold."""
-        return self.layers[0][0].shape[2]
+        """Rows that every layer's buffers hold, also after a growth that failed half-way."""
+        return min(key.shape[2] for key, _ in self.layers)
 
     @property
     def num_bytes(self) -> int:
@@ -52,12 +52,15 @@ class TargetCache:
         if needed + 1 <= self.capacity:
             return
         capacity = min(max(2 * self.capacity, needed + 1, INITIAL_ROWS), self.limit + 1)
-        self.layers = [
-            (self._grown(key, capacity), self._grown(value, capacity)) for key, value in self.layers
-        ]
-        for i, (key, value) in enumerate(self.layers):
-            self.binding.share(f"past_key_values.{i}.key", f"present.{i}.key", key)
-            self.binding.share(f"past_key_values.{i}.value", f"present.{i}.value", value)
+        for i in range(len(self.layers)):
+            self._grow_layer(i, capacity)
+
+    def _grow_layer(self, i: int, capacity: int) -> None:
+        """One layer at a time, so that only one is held twice."""
+        key, value = (self._grown(old, capacity) for old in self.layers[i])
+        self.layers[i] = (key, value)
+        self.binding.share(f"past_key_values.{i}.key", f"present.{i}.key", key)
+        self.binding.share(f"past_key_values.{i}.value", f"present.{i}.value", value)
 
     def commit(self, num_new: int) -> None:
         """Keep `num_new` rows that the graph has just written."""

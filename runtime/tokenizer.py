@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders
+from tokenizers import AddedToken
 
 from ..models.errors import ManifestError, PromptError
+from ..models.prompt_files import byte_of_char, unsupported_decoder
 from .chat import ChatTemplate, choose_mark, guard
 
 
@@ -24,9 +25,10 @@ class Tokenizer:
 
     def __init__(self, library: tokenizers.Tokenizer, where: str) -> None:
         """Take over `library`; ManifestError naming `where` if it is not byte-level."""
-        if not isinstance(library.decoder, decoders.ByteLevel):
+        decoder = unsupported_decoder(library)
+        if decoder is not None:
             raise ManifestError(
-                f"The tokenizer {where} has the decoder {type(library.decoder).__name__}. "
+                f"The tokenizer {where} has the decoder {decoder}. "
                 "Expected ByteLevel, the only kind this version reads; use another model."
             )
         library.no_truncation()
@@ -36,7 +38,9 @@ class Tokenizer:
         added = library.get_added_tokens_decoder()
         self._specials = {token.content: id for id, token in added.items() if token.special}
         self._special_tokens = _longest_first(token for token in added.values() if token.special)
-        self._byte_of_char = _byte_of_char()
+        # Added tokens stand for themselves; only the others are spelled in the byte alphabet.
+        self._added = {id: token.content for id, token in added.items()}
+        self._byte_of_char = byte_of_char()
         self.special_ids: frozenset[int] = frozenset(self._specials.values())
         self.special_strings: tuple[str, ...] = tuple(self._specials)
 
@@ -69,13 +73,10 @@ class Tokenizer:
 
     def token_bytes(self, id: int) -> bytes:
         """Return the UTF-8 bytes (maybe part of a character) of a token; b"" for unknown ids."""
+        if id in self._added:
+            return self._added[id].encode()
         piece = self._library.id_to_token(id)
-        if piece is None:
-            return b""
-        values = [self._byte_of_char.get(char) for char in piece]
-        # Added tokens may hold characters outside the byte alphabet; they stand for themselves.
-        known = [value for value in values if value is not None]
-        return bytes(known) if len(known) == len(values) else piece.encode()
+        return b"" if piece is None else bytes(self._byte_of_char[char] for char in piece)
 
     def encode(self, text: str, mark: str = "") -> list[int]:
         """Return the ids of `text` less `mark`; a special string broken by it is plain text."""
@@ -127,14 +128,6 @@ def _token_pattern(token: AddedToken, mark: str) -> str:
     exact = f"({re.escape(token.content)}){behind}"
     word = rf"(?<!\w){exact}(?!\w)" if token.single_word else exact
     return (r"\s*" if token.lstrip else "") + word + (r"\s*" if token.rstrip else "")
-
-
-def _byte_of_char() -> dict[str, int]:
-    # Byte-level BPE writes printable bytes as themselves and the others, in order, from U+0100 on.
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printable))
-    shifted = {chr(0x100 + index): byte for index, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | shifted
 
 
 def _check_unicode(text: str) -> None:

@@ -13,7 +13,14 @@ from itertools import cycle
 import numpy as np
 
 from dflash_onnx.models.positions import Ints, Position, Row
-from dflash_onnx.runtime.drafters.base import DraftCounts, Observed, Proposal, Request
+from dflash_onnx.runtime.drafters.base import (
+    DraftCounts,
+    Drafted,
+    DraftSampling,
+    Observed,
+    Proposal,
+    Request,
+)
 from dflash_onnx.runtime.drafters.draft_cache import DraftCache
 from dflash_onnx.runtime.drafters.networks import DFlashNetworks
 from dflash_onnx.runtime.drafters.rows import Float
@@ -185,9 +192,15 @@ class GuidedNetworks:
         """Rows of zeros."""
         return self._inner.zero_features(num_rows)
 
-    def draft(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> list[int]:
+    def draft(
+        self,
+        anchor: int,
+        positions: Ints,
+        caches: list[DraftCache],
+        sampling: DraftSampling | None,
+    ) -> Drafted:
         """Run the block for real, then put the right ids in front."""
-        ids = self._inner.draft(anchor, positions, caches)
+        ids = self._inner.draft(anchor, positions, caches, sampling).token_ids
         index = int(positions[0]) - self._start + 1
         right = list(self._known.ids[index : index + next(self._rights)])[: len(ids)]
-        return right + ids[len(right) :]
+        return Drafted(right + ids[len(right) :])

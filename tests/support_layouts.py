@@ -79,7 +79,7 @@ def _lay_out(model: Model, parts: tuple) -> PromptPlan:
             builder.text(model.tokenizer.encode(part))
         elif isinstance(part, tuple):
             image = prepare_image(make_image(part[0], part[1], i), model.image_config)
-            encode = partial(model.target.encode_image, image)
+            encode = partial(model.target.encode_patches, image.patches, image.grid)
             media = Media("image", image.digest, image.grid.num_rows, encode)
             builder.image(placeholder, image.grid, media)
         else:

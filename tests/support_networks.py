@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash_onnx.models.positions import Ints, Row
+from dflash_onnx.models.positions import Row
 from dflash_onnx.runtime import Model
+from dflash_onnx.runtime.drafters.draft_cache import DraftCache
 from dflash_onnx.runtime.drafters.networks import DFlashNetworks
 from dflash_onnx.runtime.plan import PromptPlan
 
@@ -51,7 +52,7 @@ def prefill(
         embeds, deepstack = target.embed(batch.token_ids), None
         if batch.media is not None:
             rows = slice(batch.offset, batch.offset + batch.token_ids.size)
-            media = batch.media.rows()
+            media = batch.media.encode()
             embeds, deepstack = media.embeds[rows], media.deepstack[:, rows]
         if not with_deepstack:
             deepstack = None
@@ -69,20 +70,10 @@ def logits_of(model: Model, hidden: Float) -> Float:
     return logits
 
 
-class HiddenRecorder:
-    """Stands in for a drafter's head and keeps the hidden rows it was given."""
-
-    hidden: Float
-
-    def argmax(self, hidden: Float, rows: Ints) -> Ints:
-        self.hidden = hidden
-        return np.zeros(rows.size, np.int64)
-
-
-def draft_hidden(
-    networks: DFlashNetworks, features: Float, anchor: int, block: int, *, chunk: int = 512
-) -> Float:
-    """Hidden rows [block, H] after context rows of `features` [n, T*H] at positions 0..n-1."""
+def filled_caches(
+    networks: DFlashNetworks, features: Float, *, chunk: int = 512
+) -> list[DraftCache]:
+    """Caches with context rows of `features` [n, T*H] at positions 0..n-1."""
     caches = [networks.new_cache(kind) for kind in networks.kinds]
     rows = features.shape[0]
     for start in range(0, rows, chunk):
@@ -92,13 +83,16 @@ def draft_hidden(
         for kind, cache in zip(networks.kinds, caches, strict=True):
             own = [i for i, layer in enumerate(networks.layers) if layer == kind]
             cache.append([keys[i] for i in own], [values[i] for i in own], positions, True)
-    recorder, head = HiddenRecorder(), networks._head
-    networks._head = recorder  # type: ignore[assignment]
-    try:
-        networks.draft(anchor, np.arange(rows, rows + block), caches)
-    finally:
-        networks._head = head
-    return recorder.hidden
+    return caches
+
+
+def draft_hidden(
+    networks: DFlashNetworks, features: Float, anchor: int, block: int, *, chunk: int = 512
+) -> Float:
+    """Hidden rows [block, H] after context rows of `features` [n, T*H] at positions 0..n-1."""
+    rows = features.shape[0]
+    caches = filled_caches(networks, features, chunk=chunk)
+    return networks.block(anchor, np.arange(rows, rows + block), caches)
 
 
 def max_difference(ours: NDArray, theirs: NDArray, banned: Collection[int] = ()) -> float:

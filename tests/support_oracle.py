@@ -15,7 +15,14 @@ from support_prompts import Part, lay_out, text
 from dflash_onnx.models.draft_config import DraftLayer
 from dflash_onnx.models.positions import Ints, Position, Row, Ruler
 from dflash_onnx.runtime import Model
-from dflash_onnx.runtime.drafters.base import DraftCounts, Observed, Proposal, Request
+from dflash_onnx.runtime.drafters.base import (
+    DraftCounts,
+    Drafted,
+    DraftSampling,
+    Observed,
+    Proposal,
+    Request,
+)
 from dflash_onnx.runtime.drafters.dflash import DFlash
 from dflash_onnx.runtime.drafters.draft_cache import FREE, DraftCache
 from dflash_onnx.runtime.drafters.policy import HolePolicy, HoleSettings
@@ -146,14 +153,20 @@ class OracleNetworks:
         rows = np.stack([positions.astype(np.float32), prints], axis=1)[None, None]
         return [rows] * len(self.kinds), [rows] * len(self.kinds)
 
-    def draft(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> list[int]:
+    def draft(
+        self,
+        anchor: int,
+        positions: Ints,
+        caches: list[DraftCache],
+        sampling: DraftSampling | None,
+    ) -> Drafted:
         start, tokens = int(positions[0]), self.truth.tokens
         index = start - self.truth.first(self.ruler)
         fault = self._fault(anchor, index, start, caches)
         self.drafts.append(DraftCall(anchor, start, fault))
         wrong = next(i for i in range(20, 480) if i not in tokens)
         right = list(tokens[index + 1 : index + positions.size]) if fault is None else []
-        return right + [wrong] * (positions.size - 1 - len(right))
+        return Drafted(right + [wrong] * (positions.size - 1 - len(right)))
 
     def zero_features(self, num_rows: int) -> list[Float]:
         return [np.zeros((num_rows, 1), np.float32) for _ in self.taps]

@@ -84,7 +84,7 @@ def every_draft_accepted(patch: pytest.MonkeyPatch, prompt_rows: int) -> None:
         bonus = accept_equal(sampler, rows, drafts, first).tokens[-1]
         return Verdict((*drafts, bonus), len(drafts))
 
-    patch.setitem(answer.RULES, "equal", accept)
+    patch.setattr(answer, "accept_equal", accept)
 
 
 def one_draft_too_many(patch: pytest.MonkeyPatch, prompt_rows: int) -> None:
@@ -93,11 +93,12 @@ def one_draft_too_many(patch: pytest.MonkeyPatch, prompt_rows: int) -> None:
         count = min(verdict.accepted + 1, len(drafts))
         return Verdict((*drafts[:count], verdict.tokens[-1]), count)
 
-    patch.setitem(answer.RULES, "equal", accept)
+    patch.setattr(answer, "accept_equal", accept)
 
 
 def draws_not_keyed_by_index(patch: pytest.MonkeyPatch, prompt_rows: int) -> None:
-    patch.setitem(answer.RULES, "equal", lambda s, r, d, i: accept_equal(s, r, d, i + len(d)))
+    late = lambda s, r, d, i: accept_equal(s, r, d, i + len(d))  # noqa: E731
+    patch.setattr(answer, "accept_equal", late)
 
 
 def drafts_stay_in_the_history(patch: pytest.MonkeyPatch, prompt_rows: int) -> None:

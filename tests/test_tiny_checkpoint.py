@@ -24,6 +24,12 @@ TARGET_FILES = {
     "tokenizer_config.json",
 }
 GOLDEN = Path(__file__).parent / "golden" / "golden.json"
+DFLASH2 = {
+    "conv_kernel_size": 3,
+    "conv_group_size": 16,
+    "selector_rank": 12,
+    "selector_top_k": 6,
+}
 TABLE = "model.language_model.embed_tokens.weight"
 
 
@@ -55,9 +61,10 @@ def test_same_arguments_give_the_same_bytes(target: Path, tmp_path: Path) -> Non
 def test_golden_files_belong_to_these_checkpoints(tmp_path: Path) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     make_target(tmp_path / "target", **golden["target"]["options"])
-    for name, draft in golden["drafts"].items():
+    drafts = golden["drafts"] | golden["drafts2"]
+    for name, draft in drafts.items():
         make_draft(tmp_path / name, tmp_path / "target", **draft["options"])
-    for name, entry in {"target": golden["target"], **golden["drafts"]}.items():
+    for name, entry in {"target": golden["target"], **drafts}.items():
         weights = (tmp_path / name / "model.safetensors").read_bytes()
         assert hashlib.sha256(weights).hexdigest() == entry["sha256"], name
 
@@ -132,11 +139,45 @@ def test_speculators_draft_has_the_same_body(target: Path, tmp_path: Path) -> No
     assert {"verifier_lm_head.weight", "verifier_norm.weight"} <= set(tensors)
 
 
+def test_dflash2_draft_adds_to_a_plain_one(target: Path, tmp_path: Path) -> None:
+    """The body is the v1 drafter's of the same seed; kernels lie around one at their first tap."""
+    make_draft(tmp_path / "plain", target, seed=4)
+    make_draft(tmp_path / "second", target, seed=4, **DFLASH2)
+    tensors = load_file(tmp_path / "second/model.safetensors")
+    for name, value in load_file(tmp_path / "plain/model.safetensors").items():
+        assert np.array_equal(tensors.pop(name), value)
+    shapes = {name: value.shape for name, value in tensors.items()}
+    convs = [f"layers.{i}.{part}_conv" for i in (0, 1) for part in ("attention", "mlp")]
+    expected = {f"{conv}.base_kernel": (2, 3, 64) for conv in convs}
+    expected |= {f"{conv}.kernel_projection.weight": (2 * 3 * 4, 64) for conv in convs}
+    expected["candidate_selector.hidden_projection.weight"] = (12, 64)
+    for kind in ("predecessor", "successor"):
+        expected[f"candidate_selector.{kind}_codebook"] = (512, 12)
+    assert shapes == expected
+    kernel = tensors["layers.1.mlp_conv.base_kernel"]
+    assert np.allclose(kernel.mean(axis=2), [[1, 0, 0]] * 2, atol=0.2)
+
+
+def test_dflash2_config_of_each_layout(target: Path, tmp_path: Path) -> None:
+    """Nested for z-lab, at the top for speculators; what is not given stays out."""
+    options = {**DFLASH2, "sliding_window": 16, "is_causal": False, "output_multiplier": 0.5}
+    make_draft(tmp_path / "zlab", target, **options)
+    make_draft(tmp_path / "spec", target, layout="speculators", **options)
+    zlab, spec = config_of(tmp_path / "zlab"), config_of(tmp_path / "spec")
+    assert zlab["architectures"] == spec["architectures"] == ["DFlash2DraftModel"]
+    fields = {**DFLASH2, "output_multiplier": 0.5}
+    assert fields.items() <= zlab["dflash_config"].items() and not fields.keys() & zlab.keys()
+    assert fields.items() <= spec.items() and spec["speculators_model_type"] == "dflash2"
+    assert spec["sliding_window_non_causal"] is True and zlab["is_causal"] is False
+    assert "final_logit_softcapping" not in zlab["dflash_config"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"layout": "gguf"},
         {"draft_vocab": 100},
+        {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8},
         {"layout": "speculators", "causal": True},
         {"layer_types": ("sliding_attention", "full_attention")},
     ],

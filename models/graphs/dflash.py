@@ -6,6 +6,8 @@ gives the same K/V. The block graph reads the cache and never returns the K/V of
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from onnx import ModelProto
 
@@ -13,6 +15,7 @@ from ..draft_config import DraftConfig, DraftLayer
 from ..stored import Tensors
 from . import ops
 from .builder import GraphBuilder, Shape
+from .dflash2 import DynamicConv
 
 
 def build_inject(draft: DraftConfig, tap_width: int, tensors: Tensors) -> ModelProto:
@@ -99,15 +102,36 @@ def _layer(
     mask: str,
     rows: str,
 ) -> str:
-    name, eps = f"layers.{i}", draft.rms_norm_eps
-    normed = ops.rms_norm(g, hidden, f"{name}.input_layernorm.weight", eps)
-    attended = _attention(g, draft, i, normed, tables, mask, rows)
-    hidden = g.op("Add", hidden, ops.linear(g, attended, f"{name}.self_attn.o_proj.weight"))
-    normed = ops.rms_norm(g, hidden, f"{name}.post_attention_layernorm.weight", eps)
-    mlp = ops.swiglu(
-        g, normed, f"{name}.mlp.gate_up", f"{name}.mlp.down_proj.weight", draft.intermediate_size
+    name = f"layers.{i}"
+
+    def attend(x: str) -> str:
+        attended = _attention(g, draft, i, x, tables, mask, rows)
+        return ops.linear(g, attended, f"{name}.self_attn.o_proj.weight")
+
+    def mlp(x: str) -> str:
+        weights = (f"{name}.mlp.gate_up", f"{name}.mlp.down_proj.weight")
+        return ops.swiglu(g, x, *weights, draft.intermediate_size)
+
+    hidden = _sublayer(
+        g, draft, hidden, f"{name}.input_layernorm", f"{name}.attention_conv", attend
     )
-    return g.op("Add", hidden, mlp)
+    return _sublayer(g, draft, hidden, f"{name}.post_attention_layernorm", f"{name}.mlp_conv", mlp)
+
+
+def _sublayer(
+    g: GraphBuilder,
+    draft: DraftConfig,
+    hidden: str,
+    norm: str,
+    conv: str,
+    sublayer: Callable[[str], str],
+) -> str:
+    """Residual sublayer on the normed rows, between DFlash2's convolutions if it has them."""
+    normed = ops.rms_norm(g, hidden, f"{norm}.weight", draft.rms_norm_eps)
+    if draft.conv is None:
+        return g.op("Add", hidden, sublayer(normed))
+    pair = DynamicConv(g, draft, conv, normed)
+    return g.op("Add", hidden, pair.after(sublayer(pair.before(normed))))
 
 
 def _attention(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...models.positions import Hole, Ints, Position, Row, Span
+from ..sampling import Distribution
 
 Float = NDArray[np.float32]
 
@@ -32,11 +33,20 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class DraftSampling:
+    """Drafts may be drawn: at this temperature, keyed by seed and output index."""
+
+    temperature: float
+    rng_seed: int
+    first_output_index: int
+
+
+@dataclass(frozen=True)
 class Request:
     """Draft up to `max_drafts` tokens after `anchor`, whose row and position come next.
 
     `tokens` is everything so far, prompt and output, the anchor last; `output_index` is the
-    index in the output of the first token to draft.
+    index in the output of the first token to draft. `sampling` is set when drawn drafts pay.
     """
 
     anchor: int
@@ -45,14 +55,24 @@ class Request:
     position: Position
     output_index: int
     tokens: Sequence[int]
+    sampling: DraftSampling | None = None
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Drafted ids and, when they were drawn, the distribution each was drawn from."""
+
+    token_ids: list[int]
+    proposals: list[Distribution] | None = None
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted ids; where the block started on the draft's ruler, if it has one."""
+    """What was drafted; where the block started on the draft's ruler, if it has one."""
 
     token_ids: list[int]
     block_start: Position | None = None
+    proposals: list[Distribution] | None = None
 
 
 @dataclass

@@ -20,6 +20,7 @@ from ...models.positions import (
     seed_positions,
     text_ruler,
 )
+from ..sampling_params import is_whole
 from .base import DraftCounts, Observed, Proposal, Request
 from .draft_cache import DraftCache
 from .networks import DraftNetworks
@@ -95,8 +96,13 @@ class DFlash:
         if self._pause_rows or request.max_drafts < 1:
             return Proposal([], start)
         self._flush()
-        positions = block_positions(start, request.max_drafts + 1)
-        return Proposal(self._networks.draft(request.anchor, positions, self._caches), start)
+        positions = self.positions(start, request)
+        drafted = self._networks.draft(request.anchor, positions, self._caches, request.sampling)
+        return Proposal(drafted.token_ids, start, drafted.proposals)
+
+    def positions(self, start: Position, request: Request) -> Ints:
+        """Positions [drafts + 1] of a block whose anchor comes next at `start`."""
+        return block_positions(start, request.max_drafts + 1)
 
     def crop(self, num_rows: Row, position: Position) -> None:
         """Forget rows from `num_rows` (index ruler) or `position` (text ruler) on."""
@@ -182,9 +188,9 @@ def _chunks(positions: Ints) -> list[Ints]:
 def _max_drafts(draft_tokens: int | None, block_size: int) -> int:
     if draft_tokens is None:
         return block_size - 1
-    if not 0 <= draft_tokens <= block_size - 1:
+    if not is_whole(draft_tokens) or not 0 <= draft_tokens <= block_size - 1:
         raise PromptError(
-            f"draft tokens must lie between 0 and {block_size - 1} for this drafter "
+            f"draft_tokens must lie between 0 and {block_size - 1} for this drafter "
             f"(its block size is {block_size}), not {draft_tokens}."
         )
     return draft_tokens

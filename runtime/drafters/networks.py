@@ -16,6 +16,8 @@ from ...models.positions import Ints, visible_block, visible_context
 from ...models.rope import rotary_table
 from ..session import Runtime
 from ..target import Head, Target, map_table
+from .base import Drafted, DraftSampling
+from .choosers import BestToken, Chooser, SelectorWalk
 from .draft_cache import DraftCache
 from .rows import Float, GraphWriter, HostWriter, RowWriter
 
@@ -37,7 +39,13 @@ class DraftNetworks(Protocol):
     def inject(self, features: list[Float], positions: Ints) -> tuple[list[Float], list[Float]]:
         """Keys and values [1, kv heads, n, d] per layer of feature rows, one [n, H] per tap."""
 
-    def draft(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> list[int]:
+    def draft(
+        self,
+        anchor: int,
+        positions: Ints,
+        caches: list[DraftCache],
+        sampling: DraftSampling | None,
+    ) -> Drafted:
         """Ids [B-1] drafted by a block of B rows at `positions`, the anchor first."""
 
     def zero_features(self, num_rows: int) -> list[Float]:
@@ -45,7 +53,7 @@ class DraftNetworks(Protocol):
 
 
 class DFlashNetworks:
-    """The graphs of one drafter, with the target's embedding and (unless reduced) head."""
+    """The graphs of one drafter, with the target's embedding and (unless reduced) its head."""
 
     def __init__(
         self,
@@ -67,8 +75,7 @@ class DFlashNetworks:
         self._block = runtime.open(graphs[f"{name}.block"])
         append = runtime.open(graphs[f"{name}.append"])
         self._writer: RowWriter = GraphWriter(append) if append_by_graph else HostWriter()
-        self._d2t = None if spec.d2t is None else map_table(folder, spec.d2t)
-        self._head = self._open_head(name, manifest, runtime)
+        self.chooser = _open_chooser(name, folder, manifest, runtime, target)
 
     def new_cache(self, kind: DraftLayer) -> DraftCache:
         """An empty cache for the layers of one mask kind."""
@@ -83,8 +90,19 @@ class DFlashNetworks:
         outputs = self._inject.run({**feeds, "cos": cos, "sin": sin})
         return outputs[0::2], outputs[1::2]
 
-    def draft(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> list[int]:
+    def draft(
+        self,
+        anchor: int,
+        positions: Ints,
+        caches: list[DraftCache],
+        sampling: DraftSampling | None,
+    ) -> Drafted:
         """Ids [B-1] drafted by a block of B rows at `positions`, the anchor first."""
+        hidden = self.block(anchor, positions, caches)
+        return self.chooser.choose(hidden[1:], anchor, sampling)
+
+    def block(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> Float:
+        """Hidden rows [B, H] of a block, the anchor's included."""
         cos, sin = rotary_table(positions, self.spec.rope)
         feeds: dict[str, np.ndarray] = {"embeds": self._embeds(anchor, positions.size)}
         feeds |= {"cos": cos, "sin": sin}
@@ -94,9 +112,7 @@ class DFlashNetworks:
             for layer, key, value in zip(layers, cache.keys, cache.values, strict=True):
                 feeds[f"past_key_values.{layer}.key"] = key
                 feeds[f"past_key_values.{layer}.value"] = value
-        (hidden,) = self._block.run(feeds)
-        ids = self._head.argmax(hidden, np.arange(1, positions.size))
-        return [int(i) for i in (ids if self._d2t is None else self._d2t[ids])]
+        return self._block.run(feeds)[0]
 
     def zero_features(self, num_rows: int) -> list[Float]:
         """Feature rows of zeros, which give K = V = 0."""
@@ -108,11 +124,22 @@ class DFlashNetworks:
         ids[0] = anchor
         return self._target.embed(ids) * np.float32(self.spec.input_embedding_scale)
 
-    def _open_head(self, name: str, manifest: Manifest, runtime: Runtime) -> Head:
-        if self._d2t is None:
-            return self._target.head
-        banned = np.flatnonzero(np.isin(self._d2t, manifest.banned_ids))
-        return Head(runtime.open(manifest.graphs[f"{name}.head"]), self._d2t.size, banned.tolist())
+
+def _open_chooser(
+    name: str, folder: Path, manifest: Manifest, runtime: Runtime, target: Target
+) -> Chooser:
+    spec = manifest.drafts[name]
+    if spec.selector is not None:
+        predecessor = map_table(folder, spec.selector.predecessor)
+        successor = map_table(folder, spec.selector.successor)
+        graph = runtime.open(manifest.graphs[f"{name}.head"])
+        return SelectorWalk(graph, predecessor, successor, manifest.banned_ids)
+    if spec.d2t is None:
+        return BestToken(target.head, None)
+    target_ids = map_table(folder, spec.d2t)
+    banned = np.flatnonzero(np.isin(target_ids, manifest.banned_ids)).tolist()
+    graph = runtime.open(manifest.graphs[f"{name}.head"])
+    return BestToken(Head(graph, target_ids.size, banned), target_ids)
 
 
 def _mask(kind: DraftLayer, cache: DraftCache, positions: Ints) -> Float:

@@ -11,6 +11,7 @@ from enum import Enum
 
 from ...models.errors import PromptError
 from ...models.positions import Ruler
+from ..sampling_params import check_whole
 
 DEFAULT_HOLE_ROWS = 512
 MAX_PAUSE_ROWS = 64
@@ -59,8 +60,8 @@ class HoleSettings:
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_rows is not None and self.max_rows < 0:
-            raise PromptError(f"hole rows must be 0 or more, not {self.max_rows}.")
+        if self.max_rows is not None:
+            check_whole("hole_rows", self.max_rows, 0)
 
     def rows(self, windows: list[int | None]) -> int:
         """R: the widest window less one if every layer slides, else 512, unless set."""

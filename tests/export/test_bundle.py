@@ -74,9 +74,13 @@ def test_options_reach_the_manifest(pair: Path) -> None:
     edit_json(pair / "draft/config.json", {"dflash_config.trained_on_media": True})
     plain = read_manifest(export(pair, "plain"))
     assert plain.drafts["dflash"].trained_on_media is True
-    manifest = read_manifest(export(pair, "set", max_pixels=4096, draft_media=False))
+    manifest = read_manifest(export(pair, "set", max_pixels=4096, draft_media="no"))
     assert manifest.image.max_pixels == 4096
     assert manifest.drafts["dflash"].trained_on_media is False
+    unknown = read_manifest(export(pair, "unknown", draft_media="unknown"))
+    assert unknown.drafts["dflash"].trained_on_media is None
+    with pytest.raises(DflashOnnxError, match="draft_media must be one of yes, no, unknown"):
+        export(pair, "maybe", draft_media="maybe")
     with pytest.raises(DflashOnnxError, match="max_pixels"):
         export(pair, "low", max_pixels=100)
 

@@ -35,6 +35,23 @@ from dflash_onnx.models.errors import ExportError
         ({"text_config.rope_parameters.rope_theta": REMOVED}, ("rope_theta",)),
         ({"text_config.rope_parameters.rope_type": "yarn"}, ("rope_type", "yarn")),
         ({"text_config.rope_parameters.mrope_interleaved": False}, ("mrope_interleaved",)),
+        ({"text_config.rope_scaling": {"rope_type": "yarn"}}, ("rope_scaling sets rope_type",)),
+        ({"text_config.rope_scaling": {"type": "linear"}}, ("rope_scaling sets type='linear'",)),
+        ({"text_config.rope_scaling": {"factor": 2.0}}, ("rope_scaling sets factor=2.0",)),
+        ({"text_config.partial_rotary_factor": 0.5}, ("partial_rotary_factor=0.5",)),
+        (
+            {"text_config.rope_parameters.partial_rotary_factor": 0.25},
+            ("rope_parameters sets partial_rotary_factor=0.25",),
+        ),
+        ({"text_config.num_experts": 128}, ("text_config sets num_experts=128",)),
+        ({"text_config.num_local_experts": 8}, ("num_local_experts",)),
+        ({"text_config.moe_intermediate_size": 768}, ("moe_intermediate_size",)),
+        ({"quantization_config": {"quant_method": "awq"}}, ("quantization_config", "dequantise")),
+        ({"text_config.quantization_config": {}}, ("text_config has a 'quantization_config'",)),
+        (
+            {"text_config.num_hidden_layers": 1},
+            ("deepstack_visual_indexes has 2", "num_hidden_layers is 1"),
+        ),
         ({"text_config.rope_parameters.mrope_section": [4, 4, 4]}, ("mrope_section", "8")),
         ({"text_config.num_key_value_heads": 3}, ("num_attention_heads", "4", "3")),
         (
@@ -112,7 +129,23 @@ def test_bad_stop_token(pair: Path, value: Any) -> None:
     """A stop id outside the vocabulary never comes; an empty list means no stop at all.
     Both are refused with the key."""
     edit_json(pair / "target/generation_config.json", {"eos_token_id": value})
-    refused(pair, "eos_token_id", "512")
+    refused(pair, "generation_config.json: 'eos_token_id'", "512")
+
+
+def test_bad_stop_token_of_the_config(pair: Path) -> None:
+    """Without generation_config.json the stop ids stand in config.json.
+    Then the error names that file."""
+    (pair / "target/generation_config.json").unlink()
+    edit_json(pair / "target/config.json", {"text_config.eos_token_id": 600})
+    refused(pair, "target/config.json, text_config: 'eos_token_id'", "600")
+
+
+@pytest.mark.parametrize("token", [500, 511])
+def test_stop_token_that_is_never_chosen(pair: Path, token: int) -> None:
+    """A placeholder, or a head column without a token: both are banned from answers.
+    As a stop id such a token would let every answer run to its budget."""
+    edit_json(pair / "target/generation_config.json", {"eos_token_id": [497, token]})
+    refused(pair, "generation_config.json", "eos_token_id", f"[{token}]")
 
 
 def test_tokenizer_of_another_model(pair: Path) -> None:

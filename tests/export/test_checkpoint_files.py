@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from support_checkpoint import Tensors, edit_tensors, export, read, refused
 from tiny_checkpoint import make_draft, make_target
 
@@ -53,6 +54,35 @@ def test_index_without_a_map(tmp_path: Path, raw: dict[str, Any]) -> None:
     index = sharded(tmp_path)
     index.write_text(json.dumps(raw), encoding="utf-8")
     refused(tmp_path, index.name, "weight_map")
+
+
+def test_tensor_in_two_shards(tmp_path: Path) -> None:
+    """Shards of two downloads in one folder may both hold a tensor, with other values.
+    Which one is meant nobody knows, so both files are named."""
+    index = sharded(tmp_path)
+    first, second = sorted((tmp_path / "target").glob("model-*.safetensors"))[:2]
+    tensors, others = load_file(first), load_file(second)
+    name = min(tensors)
+    save_file(others | {name: tensors[name] + 1}, second, {"format": "pt"})
+    refused(tmp_path, name, first.name, second.name)
+    assert index.exists()
+
+
+def test_index_that_disagrees_with_the_shards(tmp_path: Path) -> None:
+    """An index of another version: a tensor in another shard, in none, or not in the index.
+    The tensor and both opinions are named."""
+    index = sharded(tmp_path)
+    right = read(index)["weight_map"]
+    files = sorted(set(right.values()))
+    other = next(file for file in files if file != right[TABLE])
+    wrong = (
+        (right | {TABLE: other}, (TABLE, other, right[TABLE])),
+        (right | {"ghost": files[0]}, ("ghost", files[0], "no shard")),
+        ({name: file for name, file in right.items() if name != QUERY}, (QUERY, "no file")),
+    )
+    for weight_map, words in wrong:
+        index.write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+        refused(tmp_path, index.name, *words)
 
 
 @pytest.mark.parametrize("keep", [4, 1000, -100])

@@ -16,6 +16,7 @@ FULL, CAUSAL = DraftLayer(None, False), DraftLayer(None, True)
 SLIDING, SLIDING_CAUSAL = DraftLayer(16, False), DraftLayer(16, True)
 SLIDES = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 16}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+NESTED = {f"dflash_config.{key}": value for key, value in MIXED.items()}
 
 
 def parsed(raw: dict[str, Any], changes: dict[str, Any]) -> DraftConfig:
@@ -44,6 +45,13 @@ def test_plain_file_of_each_layout(zlab: dict[str, Any], speculators: dict[str, 
         ("num_target_layers", "num_target_layers", 9, 8),
         ("input_embedding_scale", "input_embedding_scale", 2.5, 3.5),
         ("trained_on_media", "trained_on_media", True, False),
+        ("hidden_size", "hidden_size", 96, 80),
+        ("intermediate_size", "intermediate_size", 99, 98),
+        ("num_attention_heads", "num_heads", 6, 4),
+        ("num_key_value_heads", "num_kv_heads", 2, 1),
+        ("head_dim", "head_dim", 8, 4),
+        ("rms_norm_eps", "rms_norm_eps", 1e-3, 1e-4),
+        ("vocab_size", "vocab_size", 1024, 2048),
     ],
 )
 def test_nested_field_wins_over_the_top_level(
@@ -80,6 +88,11 @@ def test_window_does_not_depend_on_a_gate(zlab: dict[str, Any], gate: Any) -> No
         ({**MIXED, "causal": True}, (SLIDING_CAUSAL, CAUSAL)),
         ({**MIXED, "is_causal": False, "dflash_config.causal": True}, (SLIDING, FULL)),
         ({**SLIDES, "is_causal": False}, (SLIDING, SLIDING)),
+        ({**NESTED, "layer_types": ["full_attention"] * 2}, (SLIDING_CAUSAL, FULL)),
+        ({**NESTED, "dflash_config.is_causal": False, "is_causal": True}, (SLIDING, FULL)),
+        ({**NESTED, "dflash_config.sliding_window": None, **SLIDES}, (SLIDING_CAUSAL, FULL)),
+        ({"dflash_config.is_causal": True, "dflash_config.causal": False}, (CAUSAL, CAUSAL)),
+        ({**MIXED, "dflash_config.is_causal": False, "causal": True}, (SLIDING, FULL)),
         (
             {"dflash_config.use_swa": True, "sliding_window": 16, "layer_types": REMOVED},
             (SLIDING, SLIDING),
@@ -122,14 +135,23 @@ def test_speculators_causality(
         {"rope_parameters.mrope_section": [3, 3, 2], "rope_parameters.mrope_interleaved": True},
         {"rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2]}},
         {"rope_scaling": None, "rope_is_neox_style": True, "attention_sink_bias": False},
-        {"dflash_config.final_logit_softcapping": 30.0, "dflash_config.output_multiplier": 2},
+        {"dflash_config.final_logit_softcapping": 0, "dflash_config.output_multiplier": 1},
         {"sample_from_anchor": False, "partial_rotary_factor": 1.0, "use_gemma_norm": False},
     ],
 )
 def test_harmless_values_change_nothing(zlab: dict[str, Any], changes: dict[str, Any]) -> None:
-    """M-RoPE sections copied from the target, explicit defaults, and monotone logit transforms.
+    """M-RoPE sections copied from the target, explicit defaults, a softcap that is switched off.
     The drafter's rope stays one-dimensional and its proposals the same."""
     assert parsed(zlab, changes) == parsed(zlab, {})
+
+
+def test_logit_transforms(zlab: dict[str, Any]) -> None:
+    """Multiplier and softcap are monotone, so v1 only records them; DFlash2 applies them."""
+    changes = {"dflash_config.final_logit_softcapping": 30.0, "dflash_config.output_multiplier": 2}
+    config = parsed(zlab, changes)
+    assert (config.output_multiplier, config.logit_softcap) == (2.0, 30.0)
+    plain = parsed(zlab, {})
+    assert (plain.output_multiplier, plain.logit_softcap) == (1.0, None)
 
 
 def test_rope_theta_from_any_of_its_places(zlab: dict[str, Any]) -> None:
@@ -139,6 +161,23 @@ def test_rope_theta_from_any_of_its_places(zlab: dict[str, Any]) -> None:
     assert parsed(zlab, {"rope_parameters.rope_theta": 5e5}).rope.theta == 5e5
     assert parsed(zlab, gone | {"rope_scaling": {"rope_theta": 3e5}}).rope.theta == 3e5
     assert parsed(zlab, gone | {"rope_theta": 10000}).rope.theta == 1e4
+
+
+def test_rope_inside_the_nested_section(zlab: dict[str, Any]) -> None:
+    """The base may stand in dflash_config too, with a section or without.
+    There it wins over the same section at the top level."""
+    nested = {"dflash_config.rope_parameters": {"rope_theta": 7e5}}
+    assert parsed(zlab, nested).rope.theta == 7e5
+    gone = {"rope_parameters": REMOVED, "rope_theta": 1e4, "dflash_config.rope_theta": 2e4}
+    assert parsed(zlab, gone).rope.theta == 2e4
+
+
+def test_hints_for_another_program_change_nothing(zlab: dict[str, Any]) -> None:
+    """mlx-vlm's runtime hints and Domino's neutral prefix say nothing about the network.
+    They are accepted and not read."""
+    hints = {"draft_window_size": 4, "runtime_block_size": 3, "pure_draft_prefix_len": 1}
+    nested = {f"dflash_config.{key}": value for key, value in hints.items()}
+    assert parsed(zlab, nested) == parsed(zlab, hints) == parsed(zlab, {})
 
 
 @pytest.mark.parametrize("size", [2, 511, 512])

@@ -23,19 +23,14 @@ from transformers import Qwen3VLForConditionalGeneration
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "examples"), str(HERE.parent)]
-from support_images import grid_of, make_image, make_patches, random_features  # noqa: E402
+import draft_goldens  # noqa: E402
+from support_images import grid_of, make_image, make_patches  # noqa: E402
 from tiny_checkpoint import make_draft, make_target  # noqa: E402
 
 # Of seeds 0-29 the one whose closest greedy decision is clearest: text must not hang on rounding.
 TARGET: dict[str, Any] = {"seed": 5}
-MIXED = ["sliding_attention", "full_attention"]
-DRAFTS: dict[str, dict[str, Any]] = {
-    "full": {"seed": 1, "is_causal": False},
-    "mixed": {"seed": 2, "layer_types": MIXED, "sliding_window": 16},
-    "sliding": {"seed": 3, "sliding_window": 16, "is_causal": False},
-}
-CONTEXTS = (1, 5, 23, 40)
-ANCHOR = 300
+DRAFTS, DRAFTS2 = draft_goldens.DRAFTS, draft_goldens.DRAFTS2
+ALL_DRAFTS = DRAFTS | DRAFTS2
 IMAGE_KEYS = ("height", "width", "seed")
 IMAGES = {"wide": (96, 160, 1), "square": (64, 64, 2)}
 PROMPTS: dict[str, list[list[str]]] = {
@@ -188,31 +183,6 @@ def make_target_golden(folder: Path) -> tuple[Any, Arrays, dict[str, Any]]:
     return model, arrays, {"banned_ids": banned, "prompts": prompts}
 
 
-def make_draft_golden(model: Any, folders: dict[str, Path]) -> Arrays:
-    from dflash.model import DFlashDraftModel
-
-    arrays, table = {}, model.get_input_embeddings()
-    for name, folder in folders.items():
-        draft = DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
-        wanted = [kind == "sliding_attention" for kind in draft.config.layer_types]
-        # Qwen3Config drops the window without use_sliding_window; then this would test nothing.
-        if [layer.self_attn.sliding_window is not None for layer in draft.layers] != wanted:
-            raise RuntimeError(f"the reference ignores the window of draft {name!r}")
-        ids = [ANCHOR] + [draft.mask_token_id] * (draft.block_size - 1)
-        width = draft.fc.in_features
-        for rows in CONTEXTS:
-            hidden = draft(  # the features' seed is the context length
-                target_hidden=torch.from_numpy(random_features(rows, rows, width))[None],
-                noise_embedding=table(torch.tensor([ids])),
-                position_ids=torch.arange(rows + len(ids))[None],
-            )
-            arrays[f"{name}.c{rows}.hidden"] = hidden[0].numpy()
-            arrays[f"{name}.c{rows}.logits"] = draft.compute_logits(hidden, model.lm_head)[
-                0
-            ].numpy()
-    return arrays
-
-
 def describe(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes())
     return {"options": options, "sha256": digest.hexdigest()}
@@ -230,20 +200,26 @@ def main() -> None:
 
 
 def write_golden(scratch: Path, out: Path) -> None:
-    folders = {name: scratch / name for name in DRAFTS}
     make_target(scratch / "target", **TARGET)
-    for name, options in DRAFTS.items():
-        make_draft(folders[name], scratch / "target", **options)
+    for name, options in ALL_DRAFTS.items():
+        make_draft(scratch / name, scratch / "target", **options)
     model, arrays, meta = make_target_golden(scratch / "target")
     np.savez_compressed(out / "target.npz", **arrays)
-    np.savez_compressed(out / "draft.npz", **make_draft_golden(model, folders))
+    np.savez_compressed(out / "draft.npz", **draft_goldens.make_dflash(model, scratch))
+    arrays, closest = draft_goldens.make_dflash2(model, scratch, meta["banned_ids"])
+    np.savez_compressed(out / "draft2.npz", **arrays)
     meta |= {
         "versions": {lib.__name__: str(lib.__version__) for lib in (np, torch, transformers)},
         "target": describe(scratch / "target", TARGET),
-        "drafts": {name: describe(folders[name], DRAFTS[name]) for name in DRAFTS},
+        "drafts": {name: describe(scratch / name, DRAFTS[name]) for name in DRAFTS},
+        "drafts2": {
+            name: describe(scratch / name, DRAFTS2[name]) | closest[name] for name in DRAFTS2
+        },
         "images": {name: dict(zip(IMAGE_KEYS, IMAGES[name], strict=True)) for name in IMAGES},
-        "draft_anchor_id": ANCHOR,
-        "draft_contexts": CONTEXTS,
+        "draft_anchor_id": draft_goldens.ANCHOR,
+        "draft_contexts": draft_goldens.CONTEXTS,
+        "draft2_blocks": draft_goldens.BLOCKS,
+        "draft2_temperature": draft_goldens.TEMPERATURE,
     }
     (out / "golden.json").write_text(json.dumps(meta, indent=1, sort_keys=True) + "\n")
 

@@ -110,6 +110,8 @@ def test_crossed_pixel_limits_are_refused() -> None:
         ("do_rescale", False),
         ("do_normalize", False),
         ("do_convert_rgb", False),
+        ("do_center_crop", True),
+        ("do_pad", True),
     ],
 )
 def test_unsupported_preprocessing_is_refused_by_name(key: str, value: object) -> None:

@@ -161,7 +161,7 @@ def test_vision_equals_transformers(pair: Any, size: tuple[int, int]) -> None:
     grid = torch.tensor([[1, image.grid.height, image.grid.width]])
     with torch.inference_mode():
         output = reference.model.visual(torch.from_numpy(image.patches), grid_thw=grid)
-    ours = model.target.encode_image(image)
+    ours = model.target.encode_patches(image.patches, image.grid)
     _report(f"vision {size}", max_difference(ours.embeds, output.pooler_output.numpy()))
     for k, rows in enumerate(output.deepstack_features):
         _report(f"deepstack.{k} {size}", max_difference(ours.deepstack[k], rows.numpy()))

@@ -76,7 +76,7 @@ def _break_checkpoint(folder: Path, how: str) -> None:
         "cut weights": lambda: (target / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{"),
         "no mask": lambda: _edit(draft / "config.json", dflash_config={"target_layer_ids": [1]}),
         "no taps": lambda: _edit(draft / "config.json", dflash_config={"mask_token_id": 5}),
-        "DFlash2": lambda: _edit(draft / "config.json", architectures=["DFlash2DraftModel"]),
+        "EAGLE": lambda: _edit(draft / "config.json", architectures=["LlamaForCausalLMEagle3"]),
     }
     breaks[how]()
 
@@ -92,7 +92,7 @@ def _break_checkpoint(folder: Path, how: str) -> None:
         ("cut weights", "model.safetensors is not a readable safetensors file"),
         ("no mask", "has no 'mask_token_id'"),
         ("no taps", "has no 'target_layer_ids'"),
-        ("DFlash2", "'DFlash2DraftModel' are not supported yet"),
+        ("EAGLE", "'LlamaForCausalLMEagle3' are not supported yet"),
     ],
 )
 def test_bad_checkpoints_are_named(

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support_images import random_features
-from support_networks import HiddenRecorder
 from support_prompts import BundleMaker, image, lay_out, text
 
 from dflash_onnx.models.draft_config import DraftLayer
@@ -170,41 +169,32 @@ def filled(networks: DFlashNetworks, positions: Ints, chunk: int = 512) -> list[
     return caches
 
 
-def hidden_of(
-    networks: DFlashNetworks, start: int, caches: list[DraftCache], monkeypatch: pytest.MonkeyPatch
-) -> Float:
+def hidden_of(networks: DFlashNetworks, start: int, caches: list[DraftCache]) -> Float:
     """The block's hidden rows, for an anchor at `start`."""
-    recorder = HiddenRecorder()
-    monkeypatch.setattr(networks, "_head", recorder)
-    networks.draft(77, np.arange(start, start + networks.block_size), caches)
-    return recorder.hidden
+    return networks.block(77, np.arange(start, start + networks.block_size), caches)
 
 
 @pytest.mark.parametrize("shift", [1, 47, 1410, 4000])
-def test_only_distances_matter(
-    networks: DFlashNetworks, monkeypatch: pytest.MonkeyPatch, shift: int
-) -> None:
+def test_only_distances_matter(networks: DFlashNetworks, shift: int) -> None:
     """Moving context and block together changes nothing, so the ruler's origin is free."""
     positions = np.concatenate([np.arange(30), np.arange(77, 90)])
-    here = hidden_of(networks, 90, filled(networks, positions), monkeypatch)
-    there = hidden_of(networks, 90 + shift, filled(networks, positions + shift), monkeypatch)
+    here = hidden_of(networks, 90, filled(networks, positions))
+    there = hidden_of(networks, 90 + shift, filled(networks, positions + shift))
     assert np.abs(here - there).max() < 1e-4
-    wrong = hidden_of(networks, 90 + shift, filled(networks, positions), monkeypatch)
+    wrong = hidden_of(networks, 90 + shift, filled(networks, positions))
     assert np.abs(here - wrong).max() > 1e-2
 
 
-def test_slot_order_does_not_matter(
-    networks: DFlashNetworks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slot_order_does_not_matter(networks: DFlashNetworks) -> None:
     """A ring overwrites in place, so rows lie in any order."""
     caches = filled(networks, np.arange(90))
-    here = hidden_of(networks, 90, caches, monkeypatch)
+    here = hidden_of(networks, 90, caches)
     for cache in caches:
         order = np.random.default_rng(0).permutation(cache.positions.size)
         cache.positions, cache.valid = cache.positions[order], cache.valid[order]
         for stores in (cache.keys, cache.values):
             stores[:] = [np.ascontiguousarray(store[:, :, order]) for store in stores]
-    assert np.abs(here - hidden_of(networks, 90, caches, monkeypatch)).max() < 1e-5
+    assert np.abs(here - hidden_of(networks, 90, caches)).max() < 1e-5
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 512])

@@ -20,7 +20,6 @@ from support_oracle import (
     run_oracle,
 )
 from support_prompts import BundleMaker, Part, audio, image, lay_out, text, words
-from trained_regression import AtTokenCount
 
 from dflash_onnx.models.draft_config import DraftLayer
 from dflash_onnx.models.grid import Grid
@@ -38,6 +37,7 @@ from dflash_onnx.runtime import Model
 from dflash_onnx.runtime.drafters.base import Observed
 from dflash_onnx.runtime.drafters.dflash import DFlash
 from dflash_onnx.runtime.drafters.policy import HolePolicy, HoleSettings
+from dflash_onnx.runtime.drafters.token_count import AtTokenCount
 from dflash_onnx.runtime.options import make_options
 
 MIXED = (FULL, WINDOW_64, DraftLayer(16, False))

@@ -231,8 +231,8 @@ def test_prompts_of_any_length_in_turn(model: Model, policy: HolePolicy) -> None
         assert (acceptance(result), result.token_ids) == (1.0, oracle.truth.tokens)
 
 
-@pytest.mark.parametrize(("media", "name"), [(None, "seed"), (False, "seed"), (True, "index")])
-def test_default_policy(make_bundle: BundleMaker, media: bool | None, name: str) -> None:
+@pytest.mark.parametrize(("media", "name"), [(None, "seed"), ("no", "seed"), ("yes", "index")])
+def test_default_policy(make_bundle: BundleMaker, media: str | None, name: str) -> None:
     """Real media rows help a drafter trained on them and hurt one that was not."""
     model = Model(make_bundle(draft_media=media))
     assert model.generate("Read", max_new_tokens=2).result().draft.policy == name

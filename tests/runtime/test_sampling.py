@@ -18,9 +18,9 @@ from dflash_onnx.runtime.sampling import (
     History,
     Purpose,
     Sampler,
-    SamplingParams,
     uniform,
 )
+from dflash_onnx.runtime.sampling_params import SamplingParams
 
 NAN, INF = math.nan, math.inf
 PENALTIES = ("presence", "frequency", "repetition")

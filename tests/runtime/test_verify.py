@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from dflash_onnx.runtime.sampling import Distribution, HeadRows, History, Sampler, SamplingParams
+from dflash_onnx.runtime.sampling import Distribution, HeadRows, History, Sampler
+from dflash_onnx.runtime.sampling_params import SamplingParams
 from dflash_onnx.runtime.verify import Verdict, accept_equal, accept_rejection
 
 VOCAB, LENGTH = 11, 18

@@ -1,21 +1,12 @@
-"""Synthetic pages and questions for the miniature; needs only NumPy and Pillow.
-
-`sample(seed, index)` gives one held-out example, `sample(seed, index, split="train")` one of the
-kind that training sees. The splits never share a random stream, and every sentence, letter and
-invoice line whose checksum is 0 modulo 8 is left out of training; held-out pages use only those.
-"""
+"""What the pages and text turns say, drawn from one random stream; knows no pixels but widths."""
 
 from __future__ import annotations
 
-import json
 import random
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
-from lexicon import (
+from .lexicon import (
     ADJECTIVES,
     DAYS,
     ITEMS,
@@ -25,133 +16,10 @@ from lexicon import (
     NAMES,
     NOUNS,
     PLACES,
-    QUESTIONS,
     TIMES,
     VERBS,
 )
-from PIL import Image, ImageDraw, ImageFont
-
-CELL = 32
-FONT_SIZE = 22
-TOP = 2  # of the text inside its row of cells
-Canvas = tuple[int, int]
-CANVASES: tuple[tuple[Canvas, int], ...] = (
-    ((1, 4), 3), ((1, 6), 5), ((1, 8), 12), ((2, 6), 5), ((2, 8), 16), ((3, 8), 18), ((4, 8), 15),
-    ((5, 8), 8), ((6, 8), 8), ((3, 12), 4), ((4, 12), 3), ((8, 8), 2), ((12, 8), 1),
-)  # fmt: skip
-PAIR_CANVASES: tuple[Canvas, ...] = ((1, 6), (1, 8), (2, 6), (2, 8), (3, 8))
-KINDS = {"read": 46, "json": 10, "pages": 8, "total": 5, "number": 5, "text": 18, "image+text": 8}
-
-
-@dataclass(frozen=True)
-class Page:
-    """Lines of black text on white; line i lies in the cell row `row` + i and starts at `left`."""
-
-    canvas: Canvas
-    lines: tuple[str, ...]
-    row: int
-    left: int
-
-    def gray(self) -> np.ndarray:
-        """The page as uint8 [height, width]."""
-        rows, columns = self.canvas
-        image = Image.new("L", (columns * CELL, rows * CELL), 255)
-        draw = ImageDraw.Draw(image)
-        for index, line in enumerate(self.lines):
-            position = (self.left, (self.row + index) * CELL + TOP)
-            draw.text(position, line, font=font(), fill=0)
-        return np.asarray(image)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One question with its pages and the right answer."""
-
-    kind: str
-    pages: tuple[Page, ...]
-    prompt: str
-    answer: str
-
-    @property
-    def images(self) -> tuple[np.ndarray, ...]:
-        """The pages as uint8 [height, width, 3]."""
-        return tuple(np.repeat(page.gray()[..., None], 3, axis=2) for page in self.pages)
-
-    @property
-    def num_lines(self) -> int:
-        """Lines of text in all pages together."""
-        return sum(len(page.lines) for page in self.pages)
-
-
-def sample(seed: int, index: int, split: str = "test") -> Sample:
-    """Example `index` of the stream `seed`; the same arguments always give the same example."""
-    rng = random.Random(f"{split}/{seed}/{index}")
-    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-    return make(rng, kind, pick_canvases(rng, kind), split)
-
-
-def pick_canvases(rng: random.Random, kind: str) -> tuple[Canvas, ...]:
-    """Image sizes in cells of 32 pixels for a question of this kind."""
-    if kind == "text":
-        return ()
-    if kind == "pages":
-        return rng.choice(PAIR_CANVASES), rng.choice(PAIR_CANVASES)
-    canvases, weights = zip(*CANVASES, strict=True)
-    while True:
-        canvas = rng.choices(canvases, weights)[0]
-        if kind not in ("total", "number") or (canvas[0] > 1 and canvas[1] > 6):
-            return (canvas,)
-
-
-def make(
-    rng: random.Random,
-    kind: str,
-    canvases: tuple[Canvas, ...],
-    split: str = "test",
-    lines: int | None = None,
-) -> Sample:
-    """A random example of the kind on these canvases, with `lines` lines a page if given."""
-    writer = Writer(rng, split)
-    receipt = kind in ("total", "number")
-    pages = tuple(writer.page(canvas, receipt, lines) for canvas in canvases)
-    if kind in ("text", "image+text"):
-        return Sample(kind, pages, *writer.text_turn())
-    return Sample(kind, pages, QUESTIONS[kind], _answer(kind, pages))
-
-
-def _answer(kind: str, pages: tuple[Page, ...]) -> str:
-    texts = ["\n".join(page.lines) for page in pages]
-    if kind == "read":
-        return texts[0]
-    if kind == "json":
-        return json.dumps({"lines": list(pages[0].lines)})
-    if kind == "pages":
-        return "\n".join(f"[{number}] {text}" for number, text in enumerate(texts, 1))
-    return pages[0].lines[-1 if kind == "total" else 0].split()[-1]
-
-
-@lru_cache(maxsize=1)
-def font() -> ImageFont.FreeTypeFont:
-    """Aileron, which Pillow carries."""
-    return ImageFont.load_default(FONT_SIZE)
-
-
-@lru_cache(maxsize=100_000)
-def width(text: str) -> float:
-    """Pixels that the text takes."""
-    return font().getlength(text)
-
-
-def wrap(text: str, limit: float) -> list[str]:
-    """Lines of whole words no wider than `limit` pixels."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and width(longer) > limit:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
+from .page import CELL, Canvas, Page, width, wrap
 
 
 class Writer:
@@ -167,11 +35,11 @@ class Writer:
         most = min(canvas[0], 6)
         count = count or rng.choice([rng.randint(1, most), most])
         if receipt:
-            lines = self.receipt(max(2, count))
+            lines = self.receipt(max(2, count), limit)
         else:
             styles = (self.sentences, self.receipt, self.series, self.known, self.note)
             style = rng.choices(styles, (32, 18, 16, 18, 16))[0]
-            lines = style(count) if style == self.receipt else style(count, limit)
+            lines = style(count, limit)
         if any(width(line) > limit for line in lines):
             lines = self.sentences(count, limit)
         return Page(canvas, tuple(lines), rng.randint(0, canvas[0] - len(lines)), rng.randint(2, 6))
@@ -215,7 +83,7 @@ class Writer:
             ]
         return pick(choices)
 
-    def receipt(self, count: int) -> list[str]:
+    def receipt(self, count: int, limit: float) -> list[str]:
         """An invoice number, items and the total, as many lines as asked."""
         rng = self.rng
         head = self.fresh(lambda: f"Invoice {rng.randint(1000, 9999)}")

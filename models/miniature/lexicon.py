@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-NAMES = "Anna Ben Clara David Emma Felix Grace Henry Iris Jack Laura Max Nora Oscar Paul Rosa".split()
+NAMES = (
+    "Anna Ben Clara David Emma Felix Grace Henry Iris Jack Laura Max Nora Oscar Paul Rosa".split()
+)
 VERBS = "sees likes buys finds wants has paints sells opens takes brings keeps".split()
 ADJECTIVES = "red blue green old new small big white black young quiet warm".split()
 NOUNS = (

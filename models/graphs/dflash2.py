@@ -1,0 +1,92 @@
+"""What DFlash2 adds to a drafter: the grouped dynamic convolution and the candidate head.
+
+The convolution mixes a block row with its left neighbours only; taps stop at the block's start.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto
+
+from ..draft_config import DraftConfig
+from ..stored import Tensors
+from . import ops
+from .builder import GraphBuilder
+
+
+class DynamicConv:
+    """One convolution pair around a sublayer: `before` its input, `after` its output.
+
+    The coefficients of both sides come from the sublayer's unconvolved input (dflash.md, 2.5).
+    """
+
+    def __init__(self, g: GraphBuilder, draft: DraftConfig, name: str, normed: str) -> None:
+        assert draft.conv is not None
+        self._g = g
+        self._taps = draft.conv.kernel_size
+        self._groups = draft.hidden_size // draft.conv.group_size
+        self._shape = (-1, self._groups, draft.conv.group_size)
+        dynamic = ops.linear(g, normed, f"{name}.kernel_projection.weight")
+        self._dynamic = self._split(ops.reshape(g, dynamic, -1, 2 * self._taps, self._groups, 1))
+        base = ops.reshape(g, g.weight(f"{name}.base_kernel"), 1, 2 * self._taps, *self._shape[1:])
+        self._base = self._split(base)
+
+    def before(self, normed: str) -> str:
+        """Convolve the sublayer's input [B, H]."""
+        return self._convolve(normed, 0)
+
+    def after(self, output: str) -> str:
+        """Convolve the sublayer's output [B, H]."""
+        return self._convolve(output, self._taps)
+
+    def _split(self, kernels: str) -> list[str]:
+        """[rows, 2 * taps, groups, w] to one [rows, groups, w] per side and tap."""
+        g, count = self._g, 2 * self._taps
+        parts = g.ops("Split", kernels, g.constant([1] * count), count=count, axis=1)
+        return [g.op("Squeeze", part, g.constant([1])) for part in parts]
+
+    def _convolve(self, x: str, first: int) -> str:
+        g = self._g
+        rows = ops.reshape(g, x, *self._shape)
+        terms = []
+        for tap in range(self._taps):
+            kernel = g.op("Add", self._base[first + tap], self._dynamic[first + tap])
+            terms.append(g.op("Mul", _shifted(g, rows, tap), kernel))
+        total = terms[0]
+        for term in terms[1:]:
+            total = g.op("Add", total, term)
+        return ops.reshape(g, total, -1, self._shape[1] * self._shape[2])
+
+
+def _shifted(g: GraphBuilder, rows: str, tap: int) -> str:
+    """Row t - tap at row t of rows [B, groups, w], zeros before the block."""
+    if tap == 0:
+        return rows
+    padded = g.op("Pad", rows, g.constant([tap, 0, 0, 0, 0, 0]))
+    return ops.slice_axis(g, padded, 0, -tap, 0)
+
+
+def build_candidate_head(
+    draft: DraftConfig, head: str, projection: str, tensors: Tensors
+) -> ModelProto:
+    """Hidden rows [n, H] to their K candidates (transformed logits and ids) and projections.
+
+    Multiplier and softcap come before the top-k: the selector adds to transformed logits.
+    """
+    assert draft.selector is not None
+    g = GraphBuilder("candidate_head", tensors)
+    hidden = g.input("hidden", "float32", ["rows", draft.hidden_size])
+    bias = g.input("bias", "float32", [draft.vocab_size])
+    logits = ops.linear(g, hidden, head)
+    if draft.output_multiplier != 1.0:
+        logits = g.op("Mul", logits, g.constant(draft.output_multiplier, np.float32))
+    if draft.logit_softcap is not None:
+        cap = g.constant(draft.logit_softcap, np.float32)
+        logits = g.op("Mul", g.op("Tanh", g.op("Div", logits, cap)), cap)
+    size = draft.selector.top_k
+    banned = g.op("Add", logits, bias)
+    values, ids = g.ops("TopK", banned, g.constant([size]), count=2, axis=-1, sorted=1)
+    g.output(values, "values", ["rows", size])
+    g.output(ids, "ids", ["rows", size], "int64")
+    g.output(ops.linear(g, hidden, projection), "projected", ["rows", draft.selector.rank])
+    return g.model()

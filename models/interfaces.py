@@ -1,0 +1,160 @@
+"""What each graph of a bundle takes and gives, worked out from the manifest's numbers alone.
+
+The runtime feeds and fetches by these names and sizes, so a graph that states others is refused
+before it is opened. Knows no ONNX; symbolic dimensions are strings whose names mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from .manifest import DraftSpec, Manifest, TensorSpec
+
+Specs = tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Inputs, fed by name, and outputs, in the order in which they are fetched."""
+
+    inputs: Specs
+    outputs: Specs
+
+
+def interfaces(manifest: Manifest) -> dict[str, Interface]:
+    """Every graph that the bundle must have."""
+    text = manifest.target.text
+    graphs = {
+        "target": _target(manifest),
+        "vision": _vision(manifest),
+        "head": _head(text.hidden_size, text.vocab_size, manifest.num_top),
+    }
+    for name, draft in manifest.drafts.items():
+        for part, interface in _draft(manifest, draft):
+            graphs[f"{name}.{part}"] = interface
+    return graphs
+
+
+def shapes_fit(expected: Sequence[int | str], found: Sequence[int | str | None]) -> bool:
+    """Same rank, same fixed sizes, and symbolic dimensions (whatever their names) alike."""
+    # Not equality of types alone: ONNX Runtime gives None for a dimension without a name.
+    return len(expected) == len(found) and all(
+        a == b if isinstance(a, int) else not isinstance(b, int)
+        for a, b in zip(expected, found, strict=True)
+    )
+
+
+def _floats(name: str, *shape: int | str) -> TensorSpec:
+    return TensorSpec(name, "float32", shape)
+
+
+def _ids(name: str, *shape: int | str) -> TensorSpec:
+    return TensorSpec(name, "int64", shape)
+
+
+def _tables(rows: str, width: int) -> Specs:
+    return _floats("cos", rows, width), _floats("sin", rows, width)
+
+
+def _caches(prefix: str, layers: Iterable[int], heads: int, head_dim: int) -> Specs:
+    return tuple(
+        _floats(f"{prefix}.{i}.{part}", 1, heads, "rows", head_dim)
+        for i in layers
+        for part in ("key", "value")
+    )
+
+
+def _target(manifest: Manifest) -> Interface:
+    text = manifest.target.text
+    outputs: list[TensorSpec] = []
+    num_deepstack = len(manifest.target.vision.deepstack_layers)
+    cache = (text.num_kv_heads, text.head_dim)
+    for i in range(text.num_layers):
+        outputs += _caches("present", [i], *cache)
+        if i in manifest.tap_layers:
+            outputs.append(_floats(f"tap.{i}", "rows", text.hidden_size))
+    inputs = (
+        _floats("inputs_embeds", 1, "rows", text.hidden_size),
+        *_tables("rows", text.rope.rotary_dim // 2),
+        TensorSpec("past_rows", "int32", (1,)),
+        *(_floats(f"deepstack.{k}", "rows", text.hidden_size) for k in range(num_deepstack)),
+        *_caches("past_key_values", range(text.num_layers), *cache),
+    )
+    return Interface(inputs, (*outputs, _floats("hidden", "rows", text.hidden_size)))
+
+
+def _vision(manifest: Manifest) -> Interface:
+    vision = manifest.target.vision
+    inputs = (
+        _floats("patches", "patches", vision.patch_dim),
+        _ids("table_indices", "patches", 4),
+        _floats("table_weights", "patches", 4),
+        *_tables("patches", vision.head_dim // 2),
+    )
+    names = ("image_embeds", *(f"deepstack.{k}" for k in range(len(vision.deepstack_layers))))
+    return Interface(inputs, tuple(_floats(n, "rows", vision.out_hidden_size) for n in names))
+
+
+def _head(width: int, vocab_size: int, num_top: int) -> Interface:
+    inputs = (_floats("hidden", "rows", width), _ids("rows", "chosen"), _floats("bias", vocab_size))
+    outputs = (
+        _ids("argmax", "chosen"),
+        _floats("top_values", "chosen", num_top),
+        _ids("top_ids", "chosen", num_top),
+        _floats("logits", "chosen", vocab_size),
+    )
+    return Interface(inputs, outputs)
+
+
+def _draft(manifest: Manifest, draft: DraftSpec) -> Iterator[tuple[str, Interface]]:
+    width, num_top = manifest.target.text.hidden_size, manifest.num_top
+    yield "inject", _inject(draft, width)
+    yield "block", _block(draft, width)
+    yield "append", _append(draft)
+    if draft.selector is not None:
+        top_k, rank = draft.selector.top_k, draft.selector.predecessor.shape[-1]
+        vocab_size = manifest.target.text.vocab_size
+        yield "head", _candidates(width, vocab_size, top_k, rank)
+    elif draft.d2t is not None:
+        vocab_size = draft.d2t.shape[0]
+        yield "head", _head(width, vocab_size, min(num_top, vocab_size))
+
+
+def _inject(draft: DraftSpec, width: int) -> Interface:
+    taps = (_floats(f"tap.{i}", "rows", width) for i in draft.target_layer_ids)
+    outputs = tuple(
+        _floats(f"{part}.{i}", 1, draft.num_kv_heads, "rows", draft.head_dim)
+        for i in range(len(draft.layers))
+        for part in ("key", "value")
+    )
+    return Interface((*taps, *_tables("rows", draft.rope.rotary_dim // 2)), outputs)
+
+
+def _block(draft: DraftSpec, width: int) -> Interface:
+    masks = (_floats(f"mask.{i}", "block", "rows") for i in range(len(draft.mask_kinds)))
+    layers = range(len(draft.layers))
+    inputs = (
+        _floats("embeds", "block", width),
+        *_tables("block", draft.rope.rotary_dim // 2),
+        *masks,
+        *_caches("past_key_values", layers, draft.num_kv_heads, draft.head_dim),
+    )
+    return Interface(inputs, (_floats("hidden", "block", width),))
+
+
+def _append(draft: DraftSpec) -> Interface:
+    names = ("cache", "new", "present")
+    shapes = [_floats(n, 1, draft.num_kv_heads, "rows", draft.head_dim) for n in names]
+    return Interface((*shapes[:2], _ids("row_numbers", "rows")), (shapes[2],))
+
+
+def _candidates(width: int, vocab_size: int, top_k: int, rank: int) -> Interface:
+    """DFlash2's head: candidates of every row and the rows' projections."""
+    inputs = (_floats("hidden", "rows", width), _floats("bias", vocab_size))
+    outputs = (
+        _floats("values", "rows", top_k),
+        _ids("ids", "rows", top_k),
+        _floats("projected", "rows", rank),
+    )
+    return Interface(inputs, outputs)

@@ -1,0 +1,92 @@
+"""From a block's hidden rows to drafted ids: best token per row, or DFlash2's candidate walk.
+
+Knows heads and tables of a drafter; knows no cache, no positions and no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...models.positions import Ints
+from ..sampling import Distribution, Purpose, uniform
+from ..session import Graph
+from ..target import Head
+from .base import Drafted, DraftSampling
+
+Float = NDArray[np.float32]
+
+
+class Chooser(Protocol):
+    """Turns hidden rows [n, H] of the drafted positions into ids."""
+
+    def choose(self, hidden: Float, anchor: int, sampling: DraftSampling | None) -> Drafted:
+        """Ids [n]; with `sampling` they may be drawn, and then come with their distributions."""
+
+
+class BestToken:
+    """DFlash v1: the best token of every row, by the target's head or a reduced one of its own.
+
+    Drafts stay greedy when the answer is sampled: a point mass is a valid proposal.
+    """
+
+    def __init__(self, head: Head, target_ids: NDArray[np.int64] | None) -> None:
+        self.head = head
+        self._target_ids = target_ids
+
+    def choose(self, hidden: Float, anchor: int, sampling: DraftSampling | None) -> Drafted:
+        """The best id of each row."""
+        ids = self.head.argmax(hidden, np.arange(hidden.shape[0]))
+        return Drafted((ids if self._target_ids is None else self._target_ids[ids]).tolist())
+
+
+class SelectorWalk:
+    """DFlash2: K candidates a row, scored with the token chosen before them (dflash.md, 2.6)."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        predecessor: NDArray,
+        successor: NDArray,
+        banned_ids: Collection[int],
+    ) -> None:
+        self._graph = graph
+        self._predecessor = predecessor
+        self._successor = successor
+        self._bias = np.zeros(predecessor.shape[0], np.float32)
+        self._bias[list(banned_ids)] = -np.inf
+
+    def candidates(self, hidden: Float) -> tuple[Float, Ints, Float]:
+        """Transformed logits [n, K] and ids [n, K] of each row's candidates, projections [n, r]."""
+        values, ids, projected = self._graph.run({"hidden": hidden, "bias": self._bias})
+        return values, ids, projected
+
+    def scores(self, previous: int, values: Float, ids: Ints, projected: Float) -> Float:
+        """Scores [K] of one row's candidates after token `previous`."""
+        before = self._predecessor[previous].astype(np.float32) * projected
+        return values + self._successor[ids].astype(np.float32) @ before
+
+    def choose(self, hidden: Float, anchor: int, sampling: DraftSampling | None) -> Drafted:
+        """Walk the rows from the anchor, each choice being the next row's predecessor."""
+        chosen: list[int] = []
+        proposals: list[Distribution] = []
+        for row, (values, ids, projected) in enumerate(zip(*self.candidates(hidden), strict=True)):
+            scores = self.scores(chosen[-1] if chosen else anchor, values, ids, projected)
+            if sampling is None:
+                chosen.append(int(ids[scores == scores.max()].min()))
+                continue
+            q = _softmax(ids, scores, sampling.temperature)
+            index = sampling.first_output_index + row
+            chosen.append(q.token_at(uniform(sampling.rng_seed, index, Purpose.DRAFT)))
+            proposals.append(q)
+        return Drafted(chosen, proposals if sampling is not None else None)
+
+
+def _softmax(ids: Ints, scores: Float, temperature: float) -> Distribution:
+    """The proposal over one row's candidates; temperature only, no other filter."""
+    order = np.argsort(ids)
+    scaled = scores[order].astype(np.float64) / temperature
+    return Distribution.of(ids[order], np.exp(scaled - scaled.max()))
