@@ -6,7 +6,6 @@ Needs neither torch nor transformers; the live comparison is in tests/parity.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,25 +20,7 @@ from dflash_onnx.models.grid import (
 )
 from dflash_onnx.models.image_config import ImageConfig
 
-RAW: dict[str, Any] = {
-    "do_resize": True,
-    "do_rescale": True,
-    "do_normalize": True,
-    "do_convert_rgb": True,
-    "resample": 3,
-    "rescale_factor": 0.00392156862745098,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.25, 0.5, 1],
-    "patch_size": 16,
-    "merge_size": 2,
-    "temporal_patch_size": 2,
-    "size": {"shortest_edge": 65536, "longest_edge": 4194304},
-}
-REQUIRED = ["image_mean", "image_std", "patch_size", "merge_size"]
-
-
-def _config(**changes: Any) -> ImageConfig:
-    return ImageConfig.from_preprocessor({**RAW, **changes}, "preprocessor_config.json")
+CONFIG = ImageConfig(16, 2, 2, 65536, 4194304, (0.5,) * 3, (0.5,) * 3, 1 / 255)
 
 
 def _naive_order(grid: Grid) -> list[tuple[int, int]]:
@@ -66,7 +47,7 @@ def _naive_order(grid: Grid) -> list[tuple[int, int]]:
 def test_known_sizes(height: int, width: int, merged: tuple[int, int], rows: int) -> None:
     """A 1000 x 1500 photo takes 1457 rows and a 12 megapixel one 4015 (llama.cpp#28587).
     Swapped axes would give the same count, so the sides are checked, too."""
-    grid = image_grid(height, width, _config())
+    grid = image_grid(height, width, CONFIG)
     assert (grid.merged_height, grid.merged_width) == merged
     assert grid.num_rows == rows
     assert grid.num_patches == 4 * rows
