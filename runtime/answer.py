@@ -93,7 +93,6 @@ class Answer:
         self.timings.prefilled_rows = self._plan.num_rows - start
         for batch in self._plan.batches(start, self._options.chunk):
             rows = self._run_batch(batch)
-        self._encoded.clear()
         last = np.array([rows.hidden.shape[0] - 1])
         return self._accept(self._target.head.rows(rows.hidden, last, self._with_logits), [])
 
@@ -122,6 +121,9 @@ class Answer:
         output = self._target.forward(
             self._cache, embeds, batch.mrope_positions, deepstack, self.draft.taps
         )
+        if batch.media is not None and self._plan.is_last_use(batch):
+            # A prompt of many pages must not hold all their rows at once.
+            del self._encoded[batch.media.digest]
         keys = self._keys[batch.first_row : batch.first_row + batch.token_ids.size]
         self._commit(batch.token_ids, batch.mrope_positions, output, batch.span, keys)
         return output

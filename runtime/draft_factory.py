@@ -72,6 +72,8 @@ class DraftFactory:
         networks = self._networks[name]
         trained = networks.spec.trained_on_media
         policy = default_policy(trained) if choice.holes is None else parse_policy(choice.holes)
+        if choice.hole_rows is not None and not policy.uses_rows:
+            raise PromptError(f"hole_rows has no meaning under the policy {policy.value!r}.")
         settings = HoleSettings(policy, choice.hole_rows)
         return DFlash(name, networks, settings, choice.draft_tokens)
 

@@ -37,6 +37,11 @@ class HolePolicy(Enum):
         """Whether holes are filled with zero-feature rows."""
         return self in (HolePolicy.SEED, HolePolicy.SEED_MASKED)
 
+    @property
+    def uses_rows(self) -> bool:
+        """Whether a number of rows means anything: rows to fill a hole with, or to pause for."""
+        return self.seeds or self is HolePolicy.OFF
+
 
 def parse_policy(name: str) -> HolePolicy:
     """A policy by its name; `PromptError` lists the names."""

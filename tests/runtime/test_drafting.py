@@ -152,6 +152,8 @@ def test_draft_tokens(model: Model, draft: str, draft_tokens: int) -> None:
         ({"draft": "lookup", "draft_tokens": -1}, ["0 or more", "-1"]),
         ({"hole_rows": -1}, ["0 or more", "-1"]),
         ({"draft": "none", "holes": "gap"}, ["holes='gap'", "'none'"]),
+        ({"holes": "gap", "hole_rows": 4}, ["hole_rows", "'gap'"]),
+        ({"holes": "index", "hole_rows": 4}, ["hole_rows", "'index'"]),
         ({"draft": "lookup", "hole_rows": 4}, ["hole_rows=4", "'lookup'"]),
     ],
 )

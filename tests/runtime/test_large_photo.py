@@ -24,10 +24,13 @@ from PIL import Image
 
 photo = Image.radial_gradient("L").resize((4000, 3000)).convert("RGB")
 model = load(sys.argv[1])
-unit = 1024 if sys.platform == "darwin" else 1
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit / 1024
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    # Not ru_maxrss: on Linux a new process starts with its parent's, however large that is.
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 report = {"before_mib": peak()}
 started = time.perf_counter()

@@ -9,6 +9,7 @@ import pytest
 from support_images import make_image
 
 from dflash_onnx.models.errors import PromptError
+from dflash_onnx.models.positions import Row
 from dflash_onnx.runtime import Model
 from dflash_onnx.runtime.options import make_options
 
@@ -75,3 +76,16 @@ def test_a_picture_used_twice_is_encoded_once(
     assert len(calls) == 2
     again = conversation.generate("hi", [one, two, one], max_new_tokens=3).result()
     assert len(calls) == 2 and again.token_ids == first.token_ids
+
+
+def test_rows_of_a_page_go_when_it_is_read(tiny_model: Model) -> None:
+    """Thirty pages must not hold thirty pages' rows; one that comes again is kept until then."""
+    one, two = make_image(64, 64, 1), make_image(64, 64, 2)
+    plan = tiny_model.plan("hi", [one, two, one])
+    ends = [b for b in plan.batches(Row(0), 512) if b.media is not None]
+    assert [plan.is_last_use(b) for b in ends] == [False, True, True]
+    slices = [b for b in plan.batches(Row(0), 3) if b.media is not None and b.span == ends[1].span]
+    assert [plan.is_last_use(b) for b in slices] == [False, True]
+    generation = tiny_model.generate("hi", [one, two, one], max_new_tokens=2)
+    generation.result()
+    assert not generation._answer._encoded

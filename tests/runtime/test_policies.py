@@ -67,6 +67,7 @@ def held(cache: DraftCache) -> list[int]:
 @pytest.mark.parametrize("hole_rows", [None, 5])
 def test_image_hole(model: Model, policy: HolePolicy, hole_rows: int | None) -> None:
     """The first thread's fix is one policy of five; zero features make zero keys and values."""
+    hole_rows = hole_rows if policy.uses_rows else None
     conversation = model.conversation(holes=policy.value, hole_rows=hole_rows)
     draft = answer(conversation, PROMPT).result().draft
     cache = only_cache(conversation)
@@ -102,7 +103,8 @@ def test_prefix_never_seen(model: Model, policy: HolePolicy) -> None:
     """A reused prefix is one hole from 0, bounded by R; under `index` it stays a gap."""
     conversation = model.conversation("none")
     answer(conversation, [text(40)])
-    conversation.use_draft(draft="dflash", holes=policy.value, hole_rows=15)
+    rows = 15 if policy.uses_rows else None
+    conversation.use_draft(draft="dflash", holes=policy.value, hole_rows=rows)
     generation = answer(conversation, [text(40), text(7, seed=1)])
     cache, draft = only_cache(conversation), generation.result().draft
     seeded = list(range(25, 40)) if policy.seeds else []
