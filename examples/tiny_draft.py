@@ -69,7 +69,7 @@ def make_draft(path: str | Path, target: str | Path, **options: Any) -> DraftSpe
     path.mkdir(parents=True, exist_ok=True)
     config = json.loads((Path(target) / "config.json").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(Path(target) / "tokenizer.json"))
-    text, mask_id = config["text_config"], tokenizer.get_vocab()["<|mask|>"]
+    text, mask_id = config.get("text_config", config), tokenizer.get_vocab()["<|mask|>"]
     body = _draft_body_config(spec, text)
     # Keys without the prefix seed the weights, so layout and prefix never change a value.
     tensors = fill(_draft_shapes(spec, text["hidden_size"]), spec.seed, spec.gain)

@@ -1,21 +1,35 @@
-"""The tiny Qwen3-VL target: its configuration files and its tensors."""
+"""The tiny target, of any supported architecture: its configuration files and its tensors."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tiny_hybrid import (
+    MODEL_TYPES,
+    TEXT_ONLY,
+    centre_norms,
+    is_hybrid,
+    layer_types,
+    mtp_shapes,
+    rope_config,
+    text_config,
+    text_layer,
+)
 from tiny_tokenizer import CHAT_TEMPLATE, SPARE_COLUMNS, SPECIALS, train_tokenizer
-from tiny_weights import Shapes, decoder_layer, fill, save, write_json
+from tiny_weights import Shapes, fill, save, write_json
 
 
 @dataclass(frozen=True)
 class TargetSpec:
     """Arguments of `make_target`; with this `gain` greedy text varies instead of looping."""
 
+    architecture: str = "Qwen3VLForConditionalGeneration"
+    mtp: bool = False
+    interval: int = 4
     seed: int = 0
     tied: bool = True
     vocab: int = 512
@@ -43,10 +57,17 @@ class TargetSpec:
     gain: float = 1.5
     table_std: float = 0.2
 
+    @property
+    def root(self) -> str:
+        """Where the text decoder's tensors lie."""
+        return "model" if self.architecture in TEXT_ONLY else "model.language_model"
+
 
 def make_target(path: str | Path, **options: Any) -> TargetSpec:
-    """Write a complete `Qwen3VLForConditionalGeneration` checkpoint into the folder `path`."""
+    """Write a complete checkpoint into the folder `path`; hybrids rotate half of each head."""
     spec, path = TargetSpec(**options), Path(path)
+    if is_hybrid(spec) and "mrope_section" not in options:
+        spec = replace(spec, mrope_section=(2, 1, 1), deepstack=())
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(spec.vocab - SPARE_COLUMNS)
     tokenizer.save(str(path / "tokenizer.json"))
@@ -54,35 +75,61 @@ def make_target(path: str | Path, **options: Any) -> TargetSpec:
     ids = {token: tokenizer.get_vocab()[token] for token in SPECIALS}
     write_json(path / "config.json", _target_config(spec, ids))
     write_json(path / "generation_config.json", _generation_config(ids))
-    write_json(path / "preprocessor_config.json", _preprocessor_config(spec))
+    if spec.architecture not in TEXT_ONLY:
+        write_json(path / "preprocessor_config.json", _preprocessor_config(spec))
     write_json(path / "tokenizer_config.json", _tokenizer_config(spec))
     tensors = fill(_target_shapes(spec), spec.seed, spec.gain, spec.table_std)
-    tensors["model.language_model.norm.weight"] *= np.float32(spec.logit_scale)
+    tensors[f"{spec.root}.norm.weight"] *= np.float32(spec.logit_scale)
     if spec.close_logits:  # near ties: each odd id's column almost equals its left neighbour's
-        head = tensors[
-            "model.language_model.embed_tokens.weight" if spec.tied else "lm_head.weight"
-        ]
+        head = tensors[f"{spec.root}.embed_tokens.weight" if spec.tied else "lm_head.weight"]
         head[1::2] = head[0::2][: len(head[1::2])] + np.float32(1e-4) * head[1::2]
+    if is_hybrid(spec):
+        centre_norms(tensors)
     save(path, tensors, spec.dtype, spec.shards)
     return spec
 
 
 def _target_config(spec: TargetSpec, ids: dict[str, int]) -> dict[str, Any]:
-    rope = {"mrope_interleaved": True, "mrope_section": list(spec.mrope_section)}
-    text = _BASE_TEXT | {
-        "bos_token_id": ids["<|endoftext|>"],
-        "eos_token_id": ids["<|im_end|>"],
-        "head_dim": spec.head_dim,
-        "hidden_size": spec.hidden,
-        "intermediate_size": spec.mlp,
-        "max_position_embeddings": spec.context,
-        "num_attention_heads": spec.heads,
-        "num_hidden_layers": spec.layers,
-        "num_key_value_heads": spec.kv_heads,
-        "rope_parameters": rope | {"rope_theta": spec.theta, "rope_type": "default"},
-        "tie_word_embeddings": spec.tied,
-        "vocab_size": spec.vocab,
-    }
+    rope = rope_config(spec, spec.mrope_section)
+    text = (
+        _BASE_TEXT
+        | text_config(spec)
+        | {
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
+            "head_dim": spec.head_dim,
+            "hidden_size": spec.hidden,
+            "intermediate_size": spec.mlp,
+            "max_position_embeddings": spec.context,
+            "num_attention_heads": spec.heads,
+            "num_hidden_layers": spec.layers,
+            "num_key_value_heads": spec.kv_heads,
+            "rope_parameters": rope | {"rope_theta": spec.theta, "rope_type": "default"},
+            "tie_word_embeddings": spec.tied,
+            "vocab_size": spec.vocab,
+        }
+    )
+    config: dict[str, Any] = {"architectures": [spec.architecture]}
+    config |= {"dtype": spec.dtype, "transformers_version": "5.24.0"}
+    kind = MODEL_TYPES[spec.architecture]
+    if spec.architecture in TEXT_ONLY:
+        return text | config | {"model_type": kind}
+    text["model_type"] = f"{kind}_text"
+    sections = {"text_config": text, "vision_config": _vision_config(spec)}
+    placeholders = {f"{name}_token_id": ids[token] for name, token in _PLACEHOLDERS.items()}
+    tied = {"tie_word_embeddings": spec.tied, "model_type": kind}
+    return config | sections | placeholders | tied
+
+
+_PLACEHOLDERS = {
+    "image": "<|image_pad|>",
+    "video": "<|video_pad|>",
+    "vision_start": "<|vision_start|>",
+    "vision_end": "<|vision_end|>",
+}
+
+
+def _vision_config(spec: TargetSpec) -> dict[str, Any]:
     vision = _BASE_VISION | {
         "deepstack_visual_indexes": list(spec.deepstack),
         "depth": spec.vision_depth,
@@ -92,26 +139,19 @@ def _target_config(spec: TargetSpec, ids: dict[str, int]) -> dict[str, Any]:
         "num_position_embeddings": spec.vision_positions,
         "out_hidden_size": spec.hidden,
     }
-    config: dict[str, Any] = {
-        "image_token_id": ids["<|image_pad|>"],
-        "video_token_id": ids["<|video_pad|>"],
-        "vision_start_token_id": ids["<|vision_start|>"],
-        "vision_end_token_id": ids["<|vision_end|>"],
-    }
-    config |= {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"}
-    config |= {"dtype": spec.dtype, "transformers_version": "5.24.0"}
-    config |= {"text_config": text, "vision_config": vision, "tie_word_embeddings": spec.tied}
-    return config
+    if is_hybrid(spec):
+        vision.pop("deepstack_visual_indexes")
+    return vision | {"model_type": f"{MODEL_TYPES[spec.architecture]}_vision"}
 
 
 _BASE_TEXT = json.loads("""{
     "attention_bias": false, "attention_dropout": 0.0, "hidden_act": "silu",
-    "initializer_range": 0.02, "model_type": "qwen3_vl_text", "pad_token_id": null,
+    "initializer_range": 0.02, "pad_token_id": null,
     "rms_norm_eps": 1e-06, "use_cache": true
 }""")
 _BASE_VISION = json.loads("""{
     "hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "initializer_range": 0.02,
-    "model_type": "qwen3_vl_vision", "patch_size": 16, "spatial_merge_size": 2,
+    "patch_size": 16, "spatial_merge_size": 2,
     "temporal_patch_size": 2, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "axial"}
 }""")
 _BASE_PREPROCESSOR = json.loads("""{
@@ -176,10 +216,12 @@ def _vision_shapes(spec: TargetSpec) -> Shapes:
 
 
 def _target_shapes(spec: TargetSpec) -> Shapes:
-    root, table = "model.language_model", (spec.vocab, spec.hidden)
+    root, table = spec.root, (spec.vocab, spec.hidden)
     shapes: Shapes = {f"{root}.embed_tokens.weight": table, f"{root}.norm.weight": (spec.hidden,)}
-    for i in range(spec.layers):
-        shapes |= decoder_layer(f"{root}.layers.{i}", spec, spec.hidden)
+    for i, kind in enumerate(layer_types(spec)):
+        shapes |= text_layer(f"{root}.layers.{i}", spec, kind)
     if not spec.tied:
         shapes["lm_head.weight"] = table
-    return shapes | _vision_shapes(spec)
+    if spec.mtp:
+        shapes |= mtp_shapes(spec)
+    return shapes if spec.architecture in TEXT_ONLY else shapes | _vision_shapes(spec)

@@ -22,20 +22,17 @@ from ..models.graphs.target import build_head
 from ..models.manifest import DraftSpec, SelectorSpec, TableSpec
 from ..models.stored import StoredTensor
 from .checkpoint import INDEX_DTYPES, Checkpoint, read_blocks, same_values
+from .draft_weights import PREDECESSOR, SELECTOR_PROJECTION, SUCCESSOR, draft_weights
 from .graphs import GraphWriter
 from .store import DataWriter
 from .weights import (
     HEAD,
     HEAD_PREFIXES,
-    PREDECESSOR,
-    SELECTOR_PROJECTION,
-    SUCCESSOR,
     TABLE,
-    TEXT_PREFIXES,
-    draft_weights,
     find,
     refuse_leftovers,
     resolve,
+    text_prefixes,
 )
 
 PREFIXES = ("", "model.")
@@ -104,7 +101,7 @@ def refuse_own_tables(draft: Draft, checkpoint: Checkpoint, target: TargetConfig
     shared = {TABLE: TABLE} | ({HEAD: head} if draft.config.draft_vocab_size is None else {})
     for ours, theirs in shared.items():
         own = next((t for p in PREFIXES if (t := draft.checkpoint.tensors.get(p + ours))), None)
-        prefixes = HEAD_PREFIXES if theirs == HEAD else TEXT_PREFIXES
+        prefixes = HEAD_PREFIXES if theirs == HEAD else text_prefixes(target)
         size = (target.text.vocab_size, target.text.hidden_size)
         if own and not same_values(own, find(checkpoint, theirs, size, prefixes)):
             raise ExportError(

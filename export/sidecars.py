@@ -28,7 +28,7 @@ class Sidecars:
     tokenizer_json: bytes
     tokenizer_size: int
     chat_template: str
-    image: ImageConfig
+    image: ImageConfig | None
     stop_ids: tuple[int, ...]
     banned_ids: tuple[int, ...]
 
@@ -84,7 +84,7 @@ def _check_placeholders(
 ) -> None:
     """Placeholders must be special tokens: only those can never come from a user's text."""
     added = tokenizer.get_added_tokens_decoder()
-    for name, token in asdict(target.special).items():
+    for name, token in asdict(target.special).items() if target.special else ():
         if token not in added or not added[token].special:
             raise ExportError(
                 f"{checkpoint.config_file} says that {name}_token_id is {token}, but in {path} "
@@ -124,7 +124,11 @@ def _template_source(folder: Path) -> tuple[Path, str]:
     )
 
 
-def _image(folder: Path, target: TargetConfig, max_pixels: int | None) -> ImageConfig:
+def _image(folder: Path, target: TargetConfig, max_pixels: int | None) -> ImageConfig | None:
+    if target.vision is None:
+        if max_pixels is not None:
+            raise ExportError("--max-pixels has no meaning for a target that reads no images.")
+        return None
     path = folder / "preprocessor_config.json"
     image = ImageConfig.from_preprocessor(read_json(path), str(path))
     vision = target.vision
@@ -165,9 +169,8 @@ def _stop_fields(checkpoint: Checkpoint) -> Fields:
 
 def _banned_ids(tokenizer: Tokenizer, target: TargetConfig) -> tuple[int, ...]:
     """Placeholders, which stand for pixels, and head columns that no token belongs to."""
-    special = target.special
-    banned = {special.image, special.video, special.vision_start, special.vision_end}
-    pad = tokenizer.token_to_id(VISION_PAD)
+    banned = set(asdict(target.special).values()) if target.special else set()
+    pad = tokenizer.token_to_id(VISION_PAD) if target.special else None
     banned |= set() if pad is None else {pad}
     columns = range(target.text.vocab_size)
     banned |= {i for i in columns if tokenizer.id_to_token(i) is None}

@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..models.config import TextConfig, VisionConfig
-from ..models.draft_config import DraftConfig
+from ..models.config import LinearConfig, TargetConfig, TextConfig, VisionConfig
 from ..models.errors import ExportError
 from .checkpoint import Checkpoint, TensorInfo
 
 Shape = tuple[int, ...]
 
 TABLE, HEAD = "embed_tokens.weight", "lm_head.weight"
-PREDECESSOR = "candidate_selector.predecessor_codebook"
-SUCCESSOR = "candidate_selector.successor_codebook"
-SELECTOR_PROJECTION = "candidate_selector.hidden_projection.weight"
-TEXT_PREFIXES = ("model.language_model.", "language_model.")
+VISION_TEXT_PREFIXES = ("model.language_model.", "language_model.")
+TEXT_PREFIXES = ("model.", "")
+MTP_PREFIXES = ("", "model.")
 VISION_PREFIXES = ("model.visual.", "visual.")
 HEAD_PREFIXES = ("",)
 
@@ -33,29 +31,48 @@ class Wanted:
     shape: Shape | None = None
 
 
+def text_prefixes(target: TargetConfig) -> tuple[str, ...]:
+    """Where a checkpoint keeps its text decoder."""
+    return TEXT_PREFIXES if target.vision is None else VISION_TEXT_PREFIXES
+
+
 def one(name: str, *shape: int) -> Wanted:
     """A tensor stored under its own name."""
     return Wanted(name, ((name, shape),))
 
 
-def decoder_layer(
-    name: str, hidden: int, mlp: int, q_size: int, kv_size: int, head_dim: int, fuse_query: bool
+def attention_layer(
+    name: str,
+    hidden: int,
+    mlp: int,
+    q_size: int,
+    kv_size: int,
+    head_dim: int,
+    fuse_query: bool,
+    gated: bool = False,
 ) -> list[Wanted]:
     """One Qwen3 layer; projections that read the same rows are stored as one matrix."""
     attention = f"{name}.self_attn"
-    query = (f"{attention}.q_proj.weight", (q_size, hidden))
+    query = (f"{attention}.q_proj.weight", ((1 + gated) * q_size, hidden))
     key_value = tuple((f"{attention}.{k}_proj.weight", (kv_size, hidden)) for k in "kv")
     fused = (
         [Wanted(f"{attention}.qkv", (query, *key_value))]
         if fuse_query
         else [Wanted(query[0], (query,)), Wanted(f"{attention}.kv", key_value)]
     )
-    gate_up = tuple((f"{name}.mlp.{k}_proj.weight", (mlp, hidden)) for k in ("gate", "up"))
     return [
         *fused,
         one(f"{attention}.o_proj.weight", hidden, q_size),
         one(f"{attention}.q_norm.weight", head_dim),
         one(f"{attention}.k_norm.weight", head_dim),
+        *_mlp(name, hidden, mlp),
+    ]
+
+
+def _mlp(name: str, hidden: int, mlp: int) -> list[Wanted]:
+    """The feed-forward half of a layer, and both of the layer's norms."""
+    gate_up = tuple((f"{name}.mlp.{k}_proj.weight", (mlp, hidden)) for k in ("gate", "up"))
+    return [
         Wanted(f"{name}.mlp.gate_up", gate_up),
         one(f"{name}.mlp.down_proj.weight", hidden, mlp),
         one(f"{name}.input_layernorm.weight", hidden),
@@ -65,14 +82,50 @@ def decoder_layer(
 
 def text_weights(text: TextConfig) -> list[Wanted]:
     """The decoder's weights, without embedding and head."""
-    q_size, kv_size = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
     wanted = [one("norm.weight", text.hidden_size)]
     for i in range(text.num_layers):
-        wanted += decoder_layer(
-            f"layers.{i}", text.hidden_size, text.intermediate_size,
-            q_size, kv_size, text.head_dim, fuse_query=True,
-        )  # fmt: skip
+        name = f"layers.{i}"
+        if text.linear is not None and i in text.linear_layers:
+            wanted += _linear_attention(f"{name}.linear_attn", text.hidden_size, text.linear)
+            wanted += _mlp(name, text.hidden_size, text.intermediate_size)
+        else:
+            wanted += _target_layer(name, text)
     return wanted
+
+
+def _target_layer(name: str, text: TextConfig) -> list[Wanted]:
+    return attention_layer(
+        name, text.hidden_size, text.intermediate_size,
+        text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim, text.head_dim,
+        fuse_query=True, gated=text.output_gate,
+    )  # fmt: skip
+
+
+def _linear_attention(name: str, hidden: int, linear: LinearConfig) -> list[Wanted]:
+    """A Gated DeltaNet's own weights; the four projections of a row are stored as one matrix."""
+    heads, kernel = linear.num_value_heads, linear.conv_kernel
+    sizes = {"qkv": linear.conv_width, "z": linear.value_width, "b": heads, "a": heads}
+    parts = tuple((f"{name}.in_proj_{k}.weight", (size, hidden)) for k, size in sizes.items())
+    conv = f"{name}.conv1d.weight"
+    return [
+        Wanted(f"{name}.in_proj", parts),
+        Wanted(conv, ((conv, (linear.conv_width, 1, kernel)),), (linear.conv_width, kernel)),
+        one(f"{name}.A_log", heads),
+        one(f"{name}.dt_bias", heads),
+        one(f"{name}.norm.weight", linear.value_dim),
+        one(f"{name}.out_proj.weight", hidden, linear.value_width),
+    ]
+
+
+def mtp_weights(text: TextConfig) -> list[Wanted]:
+    """The MTP head's weights; transformers leaves them out when it loads or saves a checkpoint."""
+    hidden = text.hidden_size
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    return [
+        one("mtp.fc.weight", hidden, 2 * hidden),
+        *(one(f"mtp.{name}.weight", hidden) for name in norms),
+        *_target_layer("mtp.layers.0", text),
+    ]
 
 
 def vision_weights(vision: VisionConfig) -> list[Wanted]:
@@ -117,52 +170,6 @@ def _merger(name: str, norm: int, merged: int, out: int) -> list[Wanted]:
 
 def _affine(name: str, *shape: int) -> list[Wanted]:
     return [one(f"{name}.weight", *shape), one(f"{name}.bias", shape[0])]
-
-
-def draft_weights(draft: DraftConfig, tap_width: int) -> list[Wanted]:
-    """The drafter's weights; embedding and head are the target's unless its own head is reduced."""
-    q_size, kv_size = draft.num_heads * draft.head_dim, draft.num_kv_heads * draft.head_dim
-    hidden = draft.hidden_size
-    wanted = [
-        one("fc.weight", hidden, len(draft.target_layer_ids) * tap_width),
-        one("hidden_norm.weight", hidden),
-        one("norm.weight", hidden),
-    ]
-    for i in range(len(draft.layers)):
-        wanted += decoder_layer(
-            f"layers.{i}", hidden, draft.intermediate_size,
-            q_size, kv_size, draft.head_dim, fuse_query=False,
-        )  # fmt: skip
-    if draft.draft_vocab_size is not None:
-        wanted.append(one(HEAD, draft.draft_vocab_size, hidden))
-    return wanted + _conv_weights(draft) + _selector_weights(draft)
-
-
-def _conv_weights(draft: DraftConfig) -> list[Wanted]:
-    if draft.conv is None:
-        return []
-    size, hidden = draft.conv.kernel_size, draft.hidden_size
-    groups = hidden // draft.conv.group_size
-    names = [f"layers.{i}.{c}_conv" for i in range(len(draft.layers)) for c in ("attention", "mlp")]
-    return [
-        want
-        for name in names
-        for want in (
-            one(f"{name}.base_kernel", 2, size, hidden),
-            one(f"{name}.kernel_projection.weight", 2 * size * groups, hidden),
-        )
-    ]
-
-
-def _selector_weights(draft: DraftConfig) -> list[Wanted]:
-    if draft.selector is None:
-        return []
-    rank = draft.selector.rank
-    return [
-        one(PREDECESSOR, draft.vocab_size, rank),
-        one(SUCCESSOR, draft.vocab_size, rank),
-        one(SELECTOR_PROJECTION, rank, draft.hidden_size),
-    ]
 
 
 def resolve(

@@ -15,6 +15,8 @@ from pathlib import Path
 import onnx
 
 from ..models.config import TargetConfig
+from ..models.graphs.mtp import build_mtp
+from ..models.graphs.recurrence import Recurrence
 from ..models.graphs.target import build_head, build_target
 from ..models.graphs.vision import build_vision
 from ..models.manifest import (
@@ -35,20 +37,21 @@ from .store import DataWriter
 from .weights import (
     HEAD,
     HEAD_PREFIXES,
+    MTP_PREFIXES,
     TABLE,
-    TEXT_PREFIXES,
     VISION_PREFIXES,
     Wanted,
+    mtp_weights,
     one,
     refuse_leftovers,
     resolve,
+    text_prefixes,
     text_weights,
     vision_weights,
 )
 
 PRECISIONS = ("fp32", "fp16")
 NUM_TOP = 64
-IGNORED = {f"{p}rotary_emb.": "recomputed" for p in TEXT_PREFIXES}
 
 Found = list[tuple[Wanted, list[TensorInfo]]]
 
@@ -113,13 +116,20 @@ class BundleWriter:
     def _write_target_graphs(self, target: TargetConfig, taps: tuple[int, ...]) -> None:
         text, tensors = target.text, self._tensors
         head = TABLE if text.tied_head else HEAD
-        num_deepstack = len(target.vision.deepstack_layers)
         width, vocab_size = text.hidden_size, text.vocab_size
-        self._graphs.write("vision", build_vision(target.vision, tensors))
-        self._graphs.write("target", build_target(text, num_deepstack, taps, tensors))
+        if target.vision is not None:
+            self._graphs.write("vision", build_vision(target.vision, tensors))
+        forms: dict[str, Recurrence] = {"target": "fused"}
+        if text.linear is not None:
+            forms["target.portable"] = "chunked"
+        for name, recurrence in forms.items():
+            model = build_target(text, target.num_deepstack, taps, tensors, recurrence)
+            self._graphs.write(name, model)
         self._graphs.write(
             "head", build_head("head", head, width, vocab_size, min(NUM_TOP, vocab_size), tensors)
         )
+        if "mtp.data" in self._files:
+            self._graphs.write("mtp", build_mtp(text, tensors))
 
     def _manifest(
         self,
@@ -131,7 +141,7 @@ class BundleWriter:
     ) -> Manifest:
         return Manifest(
             format_version=FORMAT_VERSION,
-            family="qwen3_vl",
+            family=target.family,
             precision=self._precision,
             versions=Versions(importlib.metadata.version("dflash-onnx"), onnx.__version__),
             target=target,
@@ -148,6 +158,7 @@ class BundleWriter:
             data_files=self._files,
             sidecars=self._sidecars,
             drafts=drafts,
+            mtp="mtp.data" in self._files,
         )
 
     def _digest(self, checkpoint: Checkpoint) -> str:
@@ -164,15 +175,18 @@ class BundleWriter:
 
 def target_plan(checkpoint: Checkpoint, target: TargetConfig) -> dict[str, Found]:
     """Data file -> tensors to write, with every tensor of the checkpoint accounted for."""
-    text = target.text
+    text, prefixes = target.text, text_prefixes(target)
     table = one(TABLE, text.vocab_size, text.hidden_size)
     head = one(HEAD, text.vocab_size, text.hidden_size)
     plan = {
-        "embedding.data": resolve([table], checkpoint, TEXT_PREFIXES),
-        "target.data": resolve(text_weights(text), checkpoint, TEXT_PREFIXES),
-        "vision.data": resolve(vision_weights(target.vision), checkpoint, VISION_PREFIXES),
+        "embedding.data": resolve([table], checkpoint, prefixes),
+        "target.data": resolve(text_weights(text), checkpoint, prefixes),
     }
-    ignored = dict(IGNORED)
+    if target.vision is not None:
+        plan["vision.data"] = resolve(vision_weights(target.vision), checkpoint, VISION_PREFIXES)
+    if has_mtp(checkpoint, target):
+        plan["mtp.data"] = resolve(mtp_weights(text), checkpoint, MTP_PREFIXES)
+    ignored = {f"{p}rotary_emb.": "recomputed" for p in prefixes}
     if text.tied_head:
         ignored[HEAD] = "tied: the embedding table is the head"
     else:
@@ -180,3 +194,12 @@ def target_plan(checkpoint: Checkpoint, target: TargetConfig) -> dict[str, Found
     used = [info for found in plan.values() for _, infos in found for info in infos]
     refuse_leftovers(checkpoint, used, ignored)
     return plan
+
+
+def has_mtp(checkpoint: Checkpoint, target: TargetConfig) -> bool:
+    """Whether the MTP head that the configuration speaks of is among the tensors.
+
+    A checkpoint saved by transformers has lost it, and is a whole target without.
+    """
+    prefixes = tuple(f"{p}mtp." for p in MTP_PREFIXES)
+    return target.mtp and any(name.startswith(prefixes) for name in checkpoint.tensors)

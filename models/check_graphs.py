@@ -14,12 +14,13 @@ from .requirements import Place
 
 def check_graphs(place: Place, manifest: Manifest) -> None:
     """Raise `ManifestError` for the first graph that is not there or has another interface."""
-    graphs, num_layers = manifest.graphs, manifest.target.text.num_layers
+    graphs, text = manifest.graphs, manifest.target.text
     if "target" in graphs:
         # First of all, as the interfaces below have an entry for every layer.
-        outputs = graphs["target"].outputs
-        found = sum(t.name.startswith("present.") for t in outputs) // 2
-        place.equal("target.text.num_layers", num_layers, found, "layers of the target graph")
+        names = [t.name for t in graphs["target"].outputs]
+        attending = sum(name.startswith("present.") for name in names) // 2
+        found = attending + sum(name.startswith("state_all.") for name in names)
+        place.equal("target.text.num_layers", text.num_layers, found, "layers of the target graph")
     for name, expected in interfaces(manifest).items():
         place.require(name in graphs, "graphs", f"with one named {name!r}", sorted(graphs))
         _check_interface(

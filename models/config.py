@@ -1,6 +1,6 @@
-"""Typed configuration of a Qwen3-VL target, read from its raw config.json.
+"""Typed configuration of a target, read from its raw config.json.
 
-Knows which fields the networks need and which variants are refused; reads no weights.
+Knows the supported architectures and how their parts fit together; reads no weights.
 """
 
 from __future__ import annotations
@@ -10,70 +10,32 @@ from typing import Any
 
 from .errors import ExportError
 from .fields import Fields
-from .rope_config import RopeConfig, parse_mrope
-
-SUPPORTED_TARGETS = ("Qwen3VLForConditionalGeneration",)
-
-# What only mixture-of-experts decoders have; a dense file may state zero experts.
-EXPERT_KEYS = (
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-)
-# Written in the released modelling code, not in config.json, for checkpoints before transformers 5.
-VISION_ROPE_THETA = 10000.0
+from .rope_config import RopeConfig
+from .text_config import LinearConfig, TextConfig, parse_text
+from .vision_config import VisionConfig, parse_vision
 
 
 @dataclass(frozen=True)
-class TextConfig:
-    """The text decoder of a target."""
+class Architecture:
+    """What sets an architecture's decoder apart; `hybrid` ones have Gated DeltaNet layers."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope: RopeConfig
-    tied_head: bool
-    context_limit: int
-
-
-@dataclass(frozen=True)
-class VisionConfig:
-    """The vision tower of a target; `deepstack_layers` are the blocks whose output is injected."""
-
-    depth: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    in_channels: int
-    patch_size: int
-    merge_size: int
-    temporal_patch_size: int
-    out_hidden_size: int
-    num_positions: int
-    deepstack_layers: tuple[int, ...]
-    rope_theta: float
+    family: str
+    hybrid: bool
+    vision: bool
 
     @property
-    def patch_dim(self) -> int:
-        """Values in one flattened patch, C*t*p*p."""
-        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+    def mrope(self) -> bool:
+        """Whether positions have three axes."""
+        return self.hybrid or self.vision
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden_size // self.num_heads
 
-    @property
-    def table_side(self) -> int:
-        """Side of the square learned position table."""
-        return int(self.num_positions**0.5)
+ARCHITECTURES = {
+    "Qwen3VLForConditionalGeneration": Architecture("qwen3_vl", hybrid=False, vision=True),
+    "Qwen3_5ForConditionalGeneration": Architecture("qwen3_5", hybrid=True, vision=True),
+    "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", hybrid=True, vision=False),
+    "Qwen3ForCausalLM": Architecture("qwen3", hybrid=False, vision=False),
+}
+SUPPORTED_TARGETS = tuple(ARCHITECTURES)
 
 
 @dataclass(frozen=True)
@@ -88,21 +50,50 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """A vision-language target."""
+    """A target; text-only ones have no vision tower and no placeholders.
+
+    `mtp`: the checkpoint's configuration has a built-in head that predicts one token more.
+    """
 
     architecture: str
     text: TextConfig
-    vision: VisionConfig
-    special: SpecialIds
+    vision: VisionConfig | None
+    special: SpecialIds | None
+    mtp: bool
+
+    @property
+    def family(self) -> str:
+        """The model family, e.g. qwen3_vl."""
+        return ARCHITECTURES[self.architecture].family
+
+    @property
+    def num_deepstack(self) -> int:
+        """How many of the first decoder layers take rows from the vision tower."""
+        return len(self.vision.deepstack_layers) if self.vision else 0
 
 
 def parse_target(raw: dict[str, Any], where: str) -> TargetConfig:
     """Parse config.json of a target; `ExportError` names what is missing or not supported."""
-    architecture = _architecture(raw, where)
-    fields = Fields(where, raw)
+    name = _architecture(raw, where)
+    kind, fields = ARCHITECTURES[name], Fields(where, raw)
     fields.refuse_quantized()
-    text = _text(fields.section("text_config"), fields)
-    vision = _vision(fields.section("vision_config"))
+    section = fields.section("text_config") if kind.vision else fields
+    text = parse_text(section, fields, kind.hybrid, kind.mrope)
+    mtp = kind.hybrid and _has_mtp(section)
+    if not kind.vision:
+        return TargetConfig(name, text, None, None, mtp)
+    vision = parse_vision(fields.section("vision_config"), deepstack=not kind.hybrid)
+    _check_pair(text, vision, where)
+    special = SpecialIds(
+        image=_special_id(fields, "image_token_id", text.vocab_size),
+        video=_special_id(fields, "video_token_id", text.vocab_size),
+        vision_start=_special_id(fields, "vision_start_token_id", text.vocab_size),
+        vision_end=_special_id(fields, "vision_end_token_id", text.vocab_size),
+    )
+    return TargetConfig(name, text, vision, special, mtp)
+
+
+def _check_pair(text: TextConfig, vision: VisionConfig, where: str) -> None:
     if vision.out_hidden_size != text.hidden_size:
         raise ExportError(
             f"{where}: vision_config.out_hidden_size is {vision.out_hidden_size} but "
@@ -114,13 +105,13 @@ def parse_target(raw: dict[str, Any], where: str) -> TargetConfig:
             f"entries, one for each of the first decoder layers, but "
             f"text_config.num_hidden_layers is {text.num_layers}; restore config.json."
         )
-    special = SpecialIds(
-        image=_special_id(fields, "image_token_id", text.vocab_size),
-        video=_special_id(fields, "video_token_id", text.vocab_size),
-        vision_start=_special_id(fields, "vision_start_token_id", text.vocab_size),
-        vision_end=_special_id(fields, "vision_end_token_id", text.vocab_size),
-    )
-    return TargetConfig(architecture, text, vision, special)
+
+
+def _has_mtp(text: Fields) -> bool:
+    """One MTP layer at most, which shares the target's embedding table."""
+    text.refuse("mtp_num_hidden_layers", 0, 1)
+    text.refuse("mtp_use_dedicated_embeddings", False)
+    return text.get("mtp_num_hidden_layers") == 1
 
 
 def _special_id(fields: Fields, key: str, vocab_size: int) -> int:
@@ -133,7 +124,7 @@ def _special_id(fields: Fields, key: str, vocab_size: int) -> int:
 def _architecture(raw: dict[str, Any], where: str) -> str:
     names = raw.get("architectures") or [raw.get("model_type")]
     name = names[0] if isinstance(names, list) else names
-    if name not in SUPPORTED_TARGETS:
+    if name not in ARCHITECTURES:
         raise ExportError(
             f"{where}: targets of architecture {name!r} are not supported "
             f"(supported: {', '.join(SUPPORTED_TARGETS)})."
@@ -141,70 +132,15 @@ def _architecture(raw: dict[str, Any], where: str) -> str:
     return str(name)
 
 
-def _text(text: Fields, top: Fields) -> TextConfig:
-    text.refuse("hidden_act", "silu")
-    text.refuse("attention_bias", False)
-    text.refuse("sliding_window")
-    text.refuse_quantized()
-    for key in EXPERT_KEYS:
-        text.refuse(key, 0)
-    head_dim = text.integer("head_dim")
-    num_heads, num_kv_heads = attention_heads(text)
-    tied = top.flag("tie_word_embeddings")
-    tied = text.flag("tie_word_embeddings") if tied is None else tied
-    if tied is None:
-        raise ExportError(f"{top.where} has no 'tie_word_embeddings'; restore config.json.")
-    return TextConfig(
-        vocab_size=text.integer("vocab_size"),
-        hidden_size=text.integer("hidden_size"),
-        intermediate_size=text.integer("intermediate_size"),
-        num_layers=text.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=text.number("rms_norm_eps"),
-        rope=parse_mrope(text, head_dim),
-        tied_head=tied,
-        context_limit=text.integer("max_position_embeddings"),
-    )
-
-
-def attention_heads(fields: Fields) -> tuple[int, int]:
-    """Query and K/V heads; every K/V head serves the same number of query heads."""
-    heads, shared = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
-    if heads % shared:
-        expected = f"a multiple of num_key_value_heads={shared}"
-        raise fields.bad("num_attention_heads", expected, heads)
-    return heads, shared
-
-
-def _vision(vision: Fields) -> VisionConfig:
-    vision.refuse("hidden_act", "gelu_pytorch_tanh")
-    rope = Fields(vision.where, vision.optional_section("rope_parameters"))
-    theta = rope.get("rope_theta")
-    config = VisionConfig(
-        depth=vision.integer("depth"),
-        hidden_size=vision.integer("hidden_size"),
-        intermediate_size=vision.integer("intermediate_size"),
-        num_heads=vision.integer("num_heads"),
-        in_channels=vision.integer("in_channels"),
-        patch_size=vision.integer("patch_size"),
-        merge_size=vision.integer("spatial_merge_size"),
-        temporal_patch_size=vision.integer("temporal_patch_size"),
-        out_hidden_size=vision.integer("out_hidden_size"),
-        num_positions=vision.integer("num_position_embeddings"),
-        deepstack_layers=vision.integers("deepstack_visual_indexes"),
-        rope_theta=VISION_ROPE_THETA if theta is None else rope.number("rope_theta"),
-    )
-    if config.table_side**2 != config.num_positions:
-        raise vision.bad("num_position_embeddings", "a square number", config.num_positions)
-    if config.hidden_size % (4 * config.num_heads):
-        # Each head's width is halved for rows and columns, and each half again for rotation.
-        expected = f"a divisor of hidden_size={config.hidden_size} that leaves a multiple of 4"
-        raise vision.bad("num_heads", expected, config.num_heads)
-    layers = config.deepstack_layers
-    if list(layers) != sorted(set(layers) & set(range(config.depth))):
-        # In another order transformers pairs mergers and decoder layers in a way of its own.
-        expected = f"increasing block numbers below {config.depth}"
-        raise vision.bad("deepstack_visual_indexes", expected, list(layers))
-    return config
+__all__ = [
+    "ARCHITECTURES",
+    "SUPPORTED_TARGETS",
+    "Architecture",
+    "LinearConfig",
+    "RopeConfig",
+    "SpecialIds",
+    "TargetConfig",
+    "TextConfig",
+    "VisionConfig",
+    "parse_target",
+]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .config import attention_heads
 from .dflash2_config import ConvConfig, SelectorConfig, parse_conv, parse_selector
 from .draft_layers import DraftLayer, speculators_layers, zlab_layers
 from .errors import ExportError
 from .fields import Fields
 from .rope_config import RopeConfig, rope_fields
+from .text_config import attention_heads
 
 # Architecture -> kind; a speculators file also states the kind itself.
 SUPPORTED_DRAFTS = {

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .manifest import DraftSpec, Manifest, TensorSpec
+from .text_config import LinearConfig, TextConfig
+from .vision_config import VisionConfig
 
 Specs = tuple[TensorSpec, ...]
 
@@ -27,9 +29,14 @@ def interfaces(manifest: Manifest) -> dict[str, Interface]:
     text = manifest.target.text
     graphs = {
         "target": _target(manifest),
-        "vision": _vision(manifest),
         "head": _head(text.hidden_size, text.vocab_size, manifest.num_top),
     }
+    if text.linear is not None:
+        graphs["target.portable"] = graphs["target"]
+    if manifest.target.vision is not None:
+        graphs["vision"] = _vision(manifest.target.vision)
+    if manifest.mtp:
+        graphs["mtp"] = _mtp(text)
     for name, draft in manifest.drafts.items():
         for part, interface in _draft(manifest, draft):
             graphs[f"{name}.{part}"] = interface
@@ -68,24 +75,67 @@ def _caches(prefix: str, layers: Iterable[int], heads: int, head_dim: int) -> Sp
 def _target(manifest: Manifest) -> Interface:
     text = manifest.target.text
     outputs: list[TensorSpec] = []
-    num_deepstack = len(manifest.target.vision.deepstack_layers)
-    cache = (text.num_kv_heads, text.head_dim)
+    inputs = [
+        *_rows(text),
+        *(
+            _floats(f"deepstack.{k}", "rows", text.hidden_size)
+            for k in range(manifest.target.num_deepstack)
+        ),
+    ]
+    if text.linear is not None:
+        inputs.append(_floats("replay_mask", "replay"))
     for i in range(text.num_layers):
-        outputs += _caches("present", [i], *cache)
+        if text.linear is not None and i in text.linear_layers:
+            inputs += _linear_inputs(text.linear, i)
+            outputs += _linear_outputs(text.linear, i)
+        else:
+            inputs += _caches("past_key_values", [i], text.num_kv_heads, text.head_dim)
+            outputs += _caches("present", [i], text.num_kv_heads, text.head_dim)
         if i in manifest.tap_layers:
             outputs.append(_floats(f"tap.{i}", "rows", text.hidden_size))
-    inputs = (
+    return Interface(tuple(inputs), (*outputs, _floats("hidden", "rows", text.hidden_size)))
+
+
+def _rows(text: TextConfig) -> Specs:
+    """What every network over cached rows takes for its new rows."""
+    return (
         _floats("inputs_embeds", 1, "rows", text.hidden_size),
         *_tables("rows", text.rope.rotary_dim // 2),
         TensorSpec("past_rows", "int32", (1,)),
-        *(_floats(f"deepstack.{k}", "rows", text.hidden_size) for k in range(num_deepstack)),
-        *_caches("past_key_values", range(text.num_layers), *cache),
     )
-    return Interface(inputs, (*outputs, _floats("hidden", "rows", text.hidden_size)))
 
 
-def _vision(manifest: Manifest) -> Interface:
-    vision = manifest.target.vision
+def _state(name: str, linear: LinearConfig) -> TensorSpec:
+    return _floats(name, 1, linear.num_value_heads, linear.key_dim, linear.value_dim)
+
+
+def _linear_inputs(linear: LinearConfig, i: int) -> Specs:
+    return (
+        _floats(f"conv_window.{i}", linear.conv_kernel - 1, linear.conv_width),
+        _floats(f"replay.{i}", "replay", linear.replay_width),
+        _state(f"state.{i}", linear),
+    )
+
+
+def _linear_outputs(linear: LinearConfig, i: int) -> Specs:
+    return (
+        _floats(f"conv_rows.{i}", "window_and_rows", linear.conv_width),
+        _floats(f"conv_last.{i}", linear.conv_kernel - 1, linear.conv_width),
+        _state(f"state_committed.{i}", linear),
+        _state(f"state_all.{i}", linear),
+        _floats(f"replay_rows.{i}", "rows", linear.replay_width),
+    )
+
+
+def _mtp(text: TextConfig) -> Interface:
+    cache = ([0], text.num_kv_heads, text.head_dim)
+    hidden = _floats("hidden", "rows", text.hidden_size)
+    before = _floats("past_hidden", "rows", text.hidden_size)
+    inputs = (*_rows(text), before, *_caches("past_key_values", *cache))
+    return Interface(inputs, (*_caches("present", *cache), hidden))
+
+
+def _vision(vision: VisionConfig) -> Interface:
     inputs = (
         _floats("patches", "patches", vision.patch_dim),
         _ids("table_indices", "patches", 4),

@@ -18,7 +18,7 @@ from .errors import ManifestError
 from .image_config import ImageConfig
 from .strict_json import from_json, to_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "bundle.json"
 
 
@@ -109,7 +109,8 @@ class Manifest:
 
     `tap_before_deepstack`: taps of DeepStack layers are recorded before the addition, as
     transformers' `hidden_states` does. `num_top` is K of the head's top-k outputs. `sidecars` are
-    the tokenizer and the chat template.
+    the tokenizer and the chat template. `mtp`: the target's own MTP head is in the bundle. Text
+    targets have no `image`.
     """
 
     format_version: int
@@ -117,7 +118,7 @@ class Manifest:
     precision: str
     versions: Versions
     target: TargetConfig
-    image: ImageConfig
+    image: ImageConfig | None
     tokenizer_size: int
     stop_ids: tuple[int, ...]
     banned_ids: tuple[int, ...]
@@ -130,6 +131,12 @@ class Manifest:
     data_files: dict[str, DataFile]
     sidecars: dict[str, DataFile]
     drafts: dict[str, DraftSpec]
+    mtp: bool
+
+    @property
+    def draft_names(self) -> tuple[str, ...]:
+        """The bundle's own drafters; the first is the one to use unless told otherwise."""
+        return (*self.drafts, *(("mtp",) if self.mtp else ()))
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:

@@ -20,14 +20,14 @@ class RopeConfig:
     mrope_section: tuple[int, ...] | None
 
 
-def rope_fields(fields: Fields) -> Fields:
+def rope_fields(fields: Fields, partial: bool = False) -> Fields:
     """The places of rope values: `rope_parameters`, then `rope_scaling`, then the fields' own.
 
-    A scaled or partial rope in any of them is refused, also where another place would win:
-    transformers 4 reads one of the sections and transformers 5 the other.
+    A scaled rope in any of them is refused, and unless `partial` one over a part of the head,
+    also where another place would win: transformers 4 reads one section, transformers 5 the other.
     """
     sections = [s for key in ("rope_parameters", "rope_scaling") for s in fields.sections(key)]
-    for place in (*sections, fields):
+    for place in (*sections, fields) if not partial else ():
         place.refuse("partial_rotary_factor", 1)
     for section in sections:
         section.refuse("rope_type", "default", "mrope")
@@ -40,15 +40,32 @@ def rope_fields(fields: Fields) -> Fields:
     return places[0].otherwise(*places[1:])
 
 
-def parse_mrope(text: Fields, head_dim: int) -> RopeConfig:
-    """A target's rope, which must be interleaved M-RoPE over the whole head."""
-    rope = rope_fields(text)
+def parse_rope(text: Fields, head_dim: int) -> RopeConfig:
+    """A text-only target's rope: one axis, over the whole head."""
+    theta = rope_fields(text).number("rope_theta", above=0.0)
+    return RopeConfig(theta, head_dim, None)
+
+
+def parse_mrope(text: Fields, head_dim: int, partial: bool) -> RopeConfig:
+    """A target's interleaved M-RoPE, over the whole head or the stated part of it."""
+    rope = rope_fields(text, partial)
     section = rope.integers("mrope_section")
     if rope.flag("mrope_interleaved") is not True:
         raise ExportError(
             f"{rope.place_of('mrope_interleaved')}: only interleaved M-RoPE is supported; "
             "'mrope_interleaved' must be true."
         )
-    if len(section) != 3 or 2 * sum(section) != head_dim:
-        raise rope.bad("mrope_section", f"three numbers that add up to {head_dim // 2}", section)
-    return RopeConfig(rope.number("rope_theta", above=0.0), head_dim, section)
+    width = _rotary_dim(rope, head_dim) if partial else head_dim
+    if len(section) != 3 or 2 * sum(section) != width:
+        raise rope.bad("mrope_section", f"three numbers that add up to {width // 2}", section)
+    return RopeConfig(rope.number("rope_theta", above=0.0), width, section)
+
+
+def _rotary_dim(rope: Fields, head_dim: int) -> int:
+    """The rotated width of a head, from the checkpoint's own factor."""
+    factor = rope.number("partial_rotary_factor", above=0.0)
+    width = int(head_dim * factor)
+    if factor > 1 or width < 2 or width % 2:
+        expected = f"at most 1 and to leave an even part of head_dim={head_dim}"
+        raise rope.bad("partial_rotary_factor", expected, factor)
+    return width

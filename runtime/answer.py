@@ -25,10 +25,12 @@ from ..models.positions import (
 from .drafters.base import DraftSampling, Observed, Proposal, Request
 from .options import GenerateOptions
 from .output_text import OutputText
-from .plan import Batch, Media, PromptPlan, common_rows
+from .plan import Batch, PromptPlan, common_rows
+from .prompt_rows import PromptRows
 from .results import Delta, FinishReason, Round, Timings
 from .sampling import Distribution, HeadRows, History, Sampler
-from .target import ImageRows, TargetRows
+from .target import Float, TargetRows
+from .target_cache import MAX_SNAPSHOTS
 from .verify import Verdict, accept_equal, accept_rejection
 
 if TYPE_CHECKING:
@@ -55,17 +57,18 @@ class Answer:
         self._budget = conversation.output_budget(plan, options.max_new_tokens)
         vocab_size = model.manifest.target.text.vocab_size
         self._sampler = Sampler(options.sampling, History.start(plan.text_ids, vocab_size))
+        self._stop_ids = frozenset(model.manifest.stop_ids)
         self._with_logits = options.sampling.needs_logits(model.manifest.num_top)
         self._tokens = plan.token_ids.tolist()
         self._pos_next = Position(0)
         self._holes_traced = 0
         self.draft = conversation.draft
-        self.text = OutputText(model.tokenizer, frozenset(model.manifest.stop_ids), options.stop)
+        self.text = OutputText(model.tokenizer, self._stop_ids, options.stop)
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.rounds: list[Round] = []
         self.timings = Timings()
-        self._encoded: dict[str, ImageRows] = {}
+        self._prompt_rows = PromptRows(model.target, plan, self.timings)
 
     def deltas(self) -> Iterator[Delta]:
         """Generate; yields whenever tokens were emitted."""
@@ -91,8 +94,12 @@ class Answer:
         self._pos_next = next_position(self._plan.mrope_positions)
         self.timings.reused_rows = start
         self.timings.prefilled_rows = self._plan.num_rows - start
-        for batch in self._plan.batches(start, self._options.chunk):
+        chunk = min(self._options.chunk, self._target.max_rows)
+        ends = self._plan.message_ends(self._stop_ids, start)[-MAX_SNAPSHOTS:]
+        for batch in self._plan.batches(start, chunk, ends if self._cache.state else ()):
             rows = self._run_batch(batch)
+            if self._cache.num_rows in ends:
+                self._cache.snapshot()
         last = np.array([rows.hidden.shape[0] - 1])
         return self._accept(self._target.head.rows(rows.hidden, last, self._with_logits), [])
 
@@ -100,7 +107,7 @@ class Answer:
         """Crop target and draft to the rows this prompt shares with what is cached."""
         conversation, plan = self._conversation, self._plan
         keys = plan.keys()
-        start = common_rows(conversation.row_keys, keys)
+        start = self._cache.reachable(common_rows(conversation.row_keys, keys))
         # Keys first: an interrupt in between must never leave keys of rows that are gone.
         del conversation.row_keys[start:]
         self._cache.crop(start)
@@ -110,39 +117,30 @@ class Answer:
         return start
 
     def _run_batch(self, batch: Batch) -> TargetRows:
-        started = perf_counter()
-        if batch.media is None:
-            embeds, deepstack = self._target.embed(batch.token_ids), None
-        else:
-            rows = slice(batch.offset, batch.offset + batch.token_ids.size)
-            media = self._encode(batch.media)
-            embeds, deepstack = media.embeds[rows], media.deepstack[:, rows]
-            self.timings.vision_seconds += perf_counter() - started
+        embeds, deepstack = self._prompt_rows.of(batch)
         output = self._target.forward(
-            self._cache, embeds, batch.mrope_positions, deepstack, self.draft.taps
+            self._cache, embeds, batch.mrope_positions, deepstack, self.draft.taps, certain=True
         )
-        if batch.media is not None and self._plan.is_last_use(batch):
-            # A prompt of many pages must not hold all their rows at once.
-            del self._encoded[batch.media.digest]
         keys = self._keys[batch.first_row : batch.first_row + batch.token_ids.size]
-        self._commit(batch.token_ids, batch.mrope_positions, output, batch.span, keys)
+        self._commit(batch.token_ids, batch.mrope_positions, embeds, output, batch.span, keys)
         return output
 
-    def _encode(self, media: Media) -> ImageRows:
-        """The rows of an image or clip; one that stands in the prompt twice is encoded once."""
-        if media.digest not in self._encoded:
-            self._encoded[media.digest] = media.encode()
-        return self._encoded[media.digest]
-
     def _commit(
-        self, token_ids: Ints, positions: Ints, output: TargetRows, span: Span, keys: Sequence
+        self,
+        token_ids: Ints,
+        positions: Ints,
+        embeds: Float,
+        output: TargetRows,
+        span: Span,
+        keys: Sequence,
     ) -> None:
-        """Keep the rows the target has just computed, and show them to the drafter."""
+        """Keep the first of the rows the target has just computed, and show them to the drafter."""
         first, count = self._cache.num_rows, token_ids.size
         self._cache.commit(count)
         self._conversation.row_keys += keys
         taps = {i: tap[:count] for i, tap in output.taps.items()}
-        self.draft.observe(Observed(first, token_ids, positions, taps, span))
+        rows = (embeds[:count], output.hidden[:count])
+        self.draft.observe(Observed(first, token_ids, positions, taps, span, *rows))
 
     def _round(self) -> list[int]:
         """Propose, verify, accept, keep, commit; returns the tokens to emit."""
@@ -150,13 +148,14 @@ class Answer:
         proposal = self._propose(anchor)
         block = np.array([anchor, *proposal.token_ids])
         positions = advancing_positions(self._pos_next, block.size)
-        output, verdict = self._verify(block, positions, proposal.proposals)
+        embeds = self._target.embed(block)
+        output, verdict = self._verify(embeds, positions, proposal)
         kept = self._keep(verdict.tokens)
         produced = len(kept)
         # The newest kept token becomes the anchor; it has no row yet.
         committed, positions = block[:produced], positions[:, :produced]
         span = Span(first_row, produced, "text", False)
-        self._commit(committed, positions, output, span, committed.tolist())
+        self._commit(committed, positions, embeds, output, span, committed.tolist())
         self._pos_next = next_position(positions)
         self._record(first_row, anchor, proposal, verdict, produced)
         return kept
@@ -165,7 +164,7 @@ class Answer:
         started = perf_counter()
         request = Request(
             anchor=anchor,
-            max_drafts=self._budget - len(self.token_ids) - 1,
+            max_drafts=min(self._budget - len(self.token_ids), self._target.max_rows) - 1,
             row=self._cache.num_rows,
             position=self._pos_next,
             output_index=len(self.token_ids),
@@ -184,15 +183,16 @@ class Answer:
         return DraftSampling(sampling.temperature, sampling.rng_seed, len(self.token_ids))
 
     def _verify(
-        self, block: Ints, positions: Ints, proposals: list[Distribution] | None
+        self, embeds: Float, positions: Ints, proposal: Proposal
     ) -> tuple[TargetRows, Verdict]:
-        """One target call on the anchor and its drafts."""
-        started = perf_counter()
+        """One target call on the anchor and its drafts; without drafts its row is certain."""
+        started, drafts = perf_counter(), proposal.token_ids
         output = self._target.forward(
-            self._cache, self._target.embed(block), positions, None, self.draft.taps
+            self._cache, embeds, positions, None, self.draft.taps, certain=not drafts
         )
-        rows = self._target.head.rows(output.hidden, np.arange(block.size), self._with_logits)
-        verdict = self._accept(rows, block[1:].tolist(), proposals)
+        self.timings.target_calls += 1
+        rows = self._target.head.rows(output.hidden, np.arange(len(embeds)), self._with_logits)
+        verdict = self._accept(rows, drafts, proposal.proposals)
         self.timings.verify_seconds += perf_counter() - started
         return output, verdict
 

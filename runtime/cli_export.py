@@ -62,10 +62,10 @@ def _report(output: Path, as_json: bool) -> None:
     manifest = read_manifest(output)
     size = sum(f.stat().st_size for f in output.iterdir())
     if as_json:
-        summary = {"bundle": str(output), "bytes": size, "drafts": sorted(manifest.drafts)}
+        summary = {"bundle": str(output), "bytes": size, "drafts": sorted(manifest.draft_names)}
         print(json.dumps(summary | {"target_digest": manifest.target_digest}))
         return
-    drafts = ", ".join(manifest.drafts) or "none"
+    drafts = ", ".join(manifest.draft_names) or "none"
     print(
         f"wrote {output}: {len(manifest.graphs)} graphs, {size / 1e6:.1f} MB, "
         f"{manifest.precision}, drafters: {drafts}",

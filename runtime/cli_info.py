@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..models.config import LinearConfig, TextConfig
 from ..models.manifest import DraftSpec, Manifest
 from ..models.strict_json import to_json
 from .bundle_files import open_bundle, verify_weights
@@ -36,10 +37,9 @@ def execute(options: argparse.Namespace) -> None:
 
 def describe(manifest: Manifest) -> Iterator[str]:
     """The lines that a person wants to read."""
-    text, vision, image = manifest.target.text, manifest.target.vision, manifest.image
+    text = manifest.target.text
     data = sum(f.num_bytes for f in manifest.data_files.values())
-    row_bytes = 2 * 4 * text.num_layers * text.num_kv_heads * text.head_dim
-    max_rows = image.max_pixels // image.factor**2
+    row_bytes = 2 * 4 * len(text.attention_layers) * text.num_kv_heads * text.head_dim
     yield f"family     {manifest.family} ({manifest.target.architecture}), {manifest.precision}"
     yield f"size       {data / 1e6:.1f} MB of weights in {len(manifest.data_files)} files"
     yield (
@@ -51,18 +51,45 @@ def describe(manifest: Manifest) -> Iterator[str]:
         f"context    {text.context_limit} rows, {row_bytes / 1e3:.1f} kB of cache each, "
         f"{row_bytes * text.context_limit / 1e9:.2f} GB when full"
     )
-    yield (
-        f"vision     {vision.depth} blocks x {vision.hidden_size}, DeepStack from blocks "
-        f"{list(vision.deepstack_layers)}"
-    )
-    yield (
-        f"images     {image.min_pixels} to {image.max_pixels} pixels, at most {max_rows} rows "
-        f"({max_rows * row_bytes / 1e6:.0f} MB of cache), {image.factor}x{image.factor} pixels each"
-    )
+    if text.linear is not None:
+        yield _describe_state(text, text.linear)
+    yield from _describe_images(manifest, row_bytes)
     yield f"stop ids   {list(manifest.stop_ids)}; {len(manifest.banned_ids)} banned ids"
     yield f"taps       after layers {list(manifest.tap_layers)}"
     for name, draft in manifest.drafts.items():
         yield from _describe_draft(name, draft)
+    if manifest.target.mtp:
+        yield f"draft      mtp: {_describe_mtp(manifest)}"
+
+
+def _describe_state(text: TextConfig, linear: LinearConfig) -> str:
+    window = (linear.conv_kernel - 1) * linear.conv_width
+    size = 4 * len(text.linear_layers) * (linear.value_width * linear.key_dim + window)
+    return (
+        f"state      {len(text.linear_layers)} Gated DeltaNet layers, {size / 1e6:.2f} MB for a "
+        "sequence of any length"
+    )
+
+
+def _describe_images(manifest: Manifest, row_bytes: int) -> Iterator[str]:
+    vision, image = manifest.target.vision, manifest.image
+    if vision is None or image is None:
+        yield "vision     none: a text-only model"
+        return
+    layers = list(vision.deepstack_layers)
+    deepstack = f"DeepStack from blocks {layers}" if layers else "no DeepStack"
+    yield f"vision     {vision.depth} blocks x {vision.hidden_size}, {deepstack}"
+    max_rows = image.max_pixels // image.factor**2
+    yield (
+        f"images     {image.min_pixels} to {image.max_pixels} pixels, at most {max_rows} rows "
+        f"({max_rows * row_bytes / 1e6:.0f} MB of cache), {image.factor}x{image.factor} pixels each"
+    )
+
+
+def _describe_mtp(manifest: Manifest) -> str:
+    if manifest.mtp:
+        return "the target's own head"
+    return "not in the bundle: the checkpoint was saved without its mtp.* tensors"
 
 
 def _describe_draft(name: str, draft: DraftSpec) -> Iterator[str]:

@@ -16,7 +16,7 @@ from .estimate import WARN_ROWS, prefill_seconds
 from .model import Model, load
 from .options import ACCEPT_RULES, GenerateOptions, make_options
 from .plan import PromptPlan
-from .results import Result, Round
+from .results import Memory, Result, Round
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -41,7 +41,9 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _add_draft_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--draft", metavar="NAME", help="none, lookup or a drafter of the bundle")
+    parser.add_argument(
+        "--draft", metavar="NAME", help="none, lookup, mtp or a drafter of the bundle"
+    )
     parser.add_argument("--draft-tokens", type=int, metavar="N", help="drafts per round at most")
     policies = ", ".join(p.value for p in HolePolicy)
     parser.add_argument("--holes", metavar="POLICY", help=policies)
@@ -155,6 +157,17 @@ def _trace(path: Path | None) -> Iterator[Callable[[Round], None]]:
         yield lambda record: print(json.dumps(record.to_json()), file=handle, flush=True)
 
 
+def format_memory(memory: Memory) -> str:
+    """Memory of a sequence, for people."""
+    parts = {
+        "keys and values": memory.key_value_bytes,
+        "recurrent state": memory.state_bytes,
+        "its snapshots": memory.snapshot_bytes,
+        "draft cache": memory.draft_bytes,
+    }
+    return ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in parts.items())
+
+
 def format_stats(result: Result) -> str:
     """The statistics a person wants to know."""
     draft, timings = result.draft, result.timings
@@ -170,6 +183,8 @@ def format_stats(result: Result) -> str:
             f"accepted ({rate:.0%}), {draft.mean_accepted_length:.2f} tokens per target call",
             f"holes     {len(draft.holes)} holes {list(map(list, draft.holes))}, "
             f"{draft.seeded_rows} seeded rows, {draft.skipped_spans} skipped spans",
+            f"target    {timings.target_calls} calls in {draft.rounds} rounds",
+            f"memory    {format_memory(result.memory)}",
             f"time      draft {timings.draft_seconds:.2f} s, verify {timings.verify_seconds:.2f} s "
             f"of {timings.decode_seconds:.2f} s",
             f"provider  {', '.join(f'{k} {v}' for k, v in result.provider.items())}",

@@ -19,7 +19,7 @@ from .drafting import DraftRunner
 from .images import ImageSource
 from .options import GenerateOptions, make_options
 from .plan import PromptPlan, RowKey
-from .results import Delta, DraftStats, Result, Round
+from .results import Delta, DraftStats, Memory, Result, Round
 
 if TYPE_CHECKING:
     from .chat import Messages
@@ -88,6 +88,7 @@ class Generation:
             output_tokens=len(answer.token_ids),
             draft=self._draft_stats,
             timings=timings,
+            memory=self._conversation.memory(),
             provider=self._conversation.model.provider_info(),
         )
 
@@ -163,6 +164,12 @@ class Conversation:
                 f"{self.cache.limit}; shorten the prompt or lower --max-pixels."
             )
         return min(max_new_tokens, left)
+
+    def memory(self) -> Memory:
+        """What the target's and the drafter's caches hold."""
+        cache = self.cache
+        draft_bytes = self.draft.counts.cache_bytes
+        return Memory(cache.num_bytes, cache.state_bytes, cache.snapshot_bytes, draft_bytes)
 
     def busy(self) -> _Busy:
         """Hold the conversation for one answer; `PromptError` when another is in progress."""

@@ -13,6 +13,7 @@ from ..models.manifest import Manifest
 from .drafters.base import Drafter, NoDraft
 from .drafters.dflash import DFlash
 from .drafters.lookup import MAX_DRAFTS, Lookup
+from .drafters.mtp import Mtp, MtpNetworks
 from .drafters.networks import DFlashNetworks
 from .drafters.policy import HoleSettings, default_policy, parse_policy
 from .drafting import DraftRunner
@@ -32,9 +33,17 @@ class DraftChoice:
 class DraftFactory:
     """Makes the drafters of one bundle."""
 
-    def __init__(self, manifest: Manifest, networks: Mapping[str, DFlashNetworks]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        networks: Mapping[str, DFlashNetworks],
+        mtp: MtpNetworks | None,
+        context_limit: int,
+    ) -> None:
         self._manifest = manifest
         self._networks = networks
+        self._mtp = mtp
+        self._context_limit = context_limit
 
     def runner(self, choice: DraftChoice) -> DraftRunner:
         """A fresh drafter for one conversation; `PromptError` names what the bundle has."""
@@ -52,17 +61,19 @@ class DraftFactory:
     def _drafter(self, choice: DraftChoice) -> Drafter:
         name = choice.draft
         if name is None:
-            name = next(iter(self._networks), "none")
+            name = next(iter(self._manifest.draft_names), "none")
         if not isinstance(name, str):
             _refuse_options(name.name, choice, "holes", "hole_rows", "draft_tokens")
             _check_taps(name, self._manifest.tap_layers)
             return name
         if name in self._networks:
             return self._dflash(name, choice)
-        if name not in ("none", "lookup"):
-            known = ", ".join(["none", "lookup", *self._networks])
+        if name not in ("none", "lookup", *self._manifest.draft_names):
+            known = ", ".join(["none", "lookup", *self._manifest.draft_names])
             raise PromptError(f"the bundle has no drafter {name!r}; choose one of {known}.")
         _refuse_options(name, choice, "holes", "hole_rows")
+        if self._mtp is not None and name == "mtp":
+            return Mtp(self._mtp, self._context_limit, choice.draft_tokens)
         if name == "lookup":
             return Lookup(_lookup_tokens(choice.draft_tokens))
         _refuse_options(name, choice, "draft_tokens")

@@ -34,24 +34,32 @@ def text_work(text: TextConfig, num_rows: int, past_rows: int) -> float:
     """Multiply-adds of the decoder for `num_rows` rows after `past_rows`."""
     heads = text.num_heads * text.head_dim
     kv_heads = text.num_kv_heads * text.head_dim
-    linear = text.hidden_size * (2 * heads + 2 * kv_heads + 3 * text.intermediate_size)
-    attention = 2 * heads * (past_rows + num_rows / 2)
-    return float(num_rows) * text.num_layers * (linear + attention)
+    projections = text.hidden_size * ((2 + text.output_gate) * heads + 2 * kv_heads)
+    attention = projections + 2 * heads * (past_rows + num_rows / 2)
+    recurrent, linear = 0, text.linear
+    if linear is not None:
+        # State is read, written and read again per value.
+        recurrent = 3 * linear.value_width * linear.key_dim
+        recurrent += text.hidden_size * (linear.conv_width + 2 * linear.value_width)
+    mlp = 3 * text.hidden_size * text.intermediate_size * text.num_layers
+    layers = len(text.attention_layers) * attention + len(text.linear_layers) * recurrent
+    return float(num_rows) * (mlp + layers)
 
 
 def prefill_seconds(model: Model, plan: PromptPlan) -> float:
     """Estimated seconds until the first token of a prompt."""
     target = model.manifest.target
-    merge = target.vision.merge_size**2
-    patches = [merge * span.num_rows for span in plan.spans if span.kind == "image"]
-    vision = sum(vision_work(target.vision, n) for n in patches)
-    text = text_work(target.text, plan.num_rows, 0)
-    return vision * _vision_pace(model) + text * _text_pace(model)
+    seconds = text_work(target.text, plan.num_rows, 0) * _text_pace(model)
+    if target.vision is not None:
+        merge = target.vision.merge_size**2
+        patches = [merge * span.num_rows for span in plan.spans if span.kind == "image"]
+        work = sum(vision_work(target.vision, n) for n in patches)
+        seconds += work * _vision_pace(model, target.vision)
+    return seconds
 
 
-def _vision_pace(model: Model) -> float:
+def _vision_pace(model: Model, vision: VisionConfig) -> float:
     """Seconds per multiply-add of the vision tower."""
-    vision = model.manifest.target.vision
     side = PROBE_SIDE * vision.merge_size
     grid = Grid(side, side, vision.merge_size)
     patches = np.zeros((grid.num_patches, vision.patch_dim), np.float32)
@@ -63,11 +71,11 @@ def _vision_pace(model: Model) -> float:
 def _text_pace(model: Model) -> float:
     """Seconds per multiply-add of the decoder."""
     target = model.target
-    rows = min(PROBE_ROWS, model.context_limit)
+    rows = min(PROBE_ROWS, model.context_limit, target.max_rows)
     embeds = np.zeros((rows, target.config.text.hidden_size), np.float32)
     positions = advancing_positions(Position(0), rows)
     cache = target.new_cache(rows)
-    run = lambda: target.forward(cache, embeds, positions, None, ())  # noqa: E731
+    run = lambda: target.forward(cache, embeds, positions, None, (), certain=False)  # noqa: E731
     return _seconds(run) / text_work(target.config.text, rows, 0)
 
 

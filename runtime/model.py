@@ -13,13 +13,15 @@ import numpy as np
 from PIL import Image
 
 from ..models.bundle_path import bundle_file
-from ..models.errors import ManifestError, PromptError
+from ..models.errors import ImageError, ManifestError, PromptError
+from ..models.image_config import ImageConfig
 from ..models.manifest import Manifest
 from .bundle_files import open_bundle, read_text
 from .chat import ChatTemplate, Messages, carried_images, normalise_messages
 from .conversation import Conversation, Generation
 from .draft_factory import DraftChoice, DraftFactory
 from .drafters.base import Drafter
+from .drafters.mtp import MtpNetworks
 from .drafters.networks import DFlashNetworks
 from .images import ImageSource, PreparedImage, prepare_image
 from .plan import Media, PlanBuilder, PromptPlan
@@ -41,23 +43,26 @@ class Model:
         max_pixels: int | None = None,
         append_by_graph: bool = False,
         mapped: bool = False,
+        portable: bool = False,
     ) -> None:
         folder = Path(folder)
         self.folder = folder
         self.manifest: Manifest = open_bundle(folder)
-        self.image_config = self.manifest.image.with_max_pixels(max_pixels)
+        self.image_config = _image_config(folder, self.manifest, max_pixels)
         self.context_limit = _limit(context_limit, self.manifest)
         self.tokenizer = _tokenizer(folder, self.manifest)
         self.template = _template(folder)
         self._runtime = Runtime(folder, provider, threads, mapped)
-        self.target = Target(folder, self.manifest, self._runtime)
+        self.target = Target(folder, self.manifest, self._runtime, portable)
         self.networks = {
             name: DFlashNetworks(
                 name, folder, self.manifest, self._runtime, self.target, append_by_graph
             )
             for name in self.manifest.drafts
         }
-        self.drafts = DraftFactory(self.manifest, self.networks)
+        runtime, target = self._runtime, self.target
+        self.mtp = MtpNetworks(self.manifest, runtime, target) if self.manifest.mtp else None
+        self.drafts = DraftFactory(self.manifest, self.networks, self.mtp, self.context_limit)
 
     def conversation(self, draft: str | Drafter | None = None, **choice: Any) -> Conversation:
         """A new conversation; `draft` and `holes`, `hole_rows`, `draft_tokens` as `DraftChoice`."""
@@ -94,7 +99,10 @@ class Model:
         if carried and images:
             raise PromptError("pictures were given both in messages and in images; use one place.")
         images = carried or images
-        prepared = [prepare_image(image, self.image_config) for image in images]
+        config = self.image_config
+        if config is None and images:
+            raise PromptError(f"{self.folder} holds a text-only model; it reads no pictures.")
+        prepared = [prepare_image(image, config) for image in images if config is not None]
         return self.plan_prepared(messages, prepared, template_options)
 
     def plan_prepared(
@@ -106,10 +114,12 @@ class Model:
         """Lay out messages and images that are already patches."""
         normal = normalise_messages(messages, len(images))
         ids = encode_chat(self.template, self.tokenizer, normal, **(template_options or {}))
-        placeholder = self.manifest.target.special.image
-        if ids.count(placeholder) != len(images):
+        special = self.manifest.target.special
+        placeholder = special.image if special else None
+        written = sum(token == placeholder for token in ids)
+        if written != len(images):
             raise PromptError(
-                f"the chat template wrote {ids.count(placeholder)} image placeholder(s) for "
+                f"the chat template wrote {written} image placeholder(s) for "
                 f"{len(images)} image(s); put images into user messages."
             )
         return self._layout(ids, placeholder, images)
@@ -125,11 +135,11 @@ class Model:
         }
 
     def _layout(
-        self, ids: list[int], placeholder: int, images: Sequence[PreparedImage]
+        self, ids: list[int], placeholder: int | None, images: Sequence[PreparedImage]
     ) -> PromptPlan:
         builder, start, waiting = PlanBuilder(), 0, iter(images)
         for i, token in enumerate(ids):
-            if token == placeholder:
+            if placeholder is not None and token == placeholder:
                 builder.text(ids[start:i])
                 image = next(waiting)
                 builder.image(placeholder, image.grid, self._media(image))
@@ -164,6 +174,14 @@ def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
 def _template(folder: Path) -> ChatTemplate:
     name = "chat_template.jinja"
     return ChatTemplate(read_text(folder, name), str(folder / name))
+
+
+def _image_config(folder: Path, manifest: Manifest, max_pixels: int | None) -> ImageConfig | None:
+    if manifest.image is not None:
+        return manifest.image.with_max_pixels(max_pixels)
+    if max_pixels is not None:
+        raise ImageError(f"{folder} holds a text-only model; --max-pixels has no meaning for it.")
+    return None
 
 
 def _limit(asked: int | None, manifest: Manifest) -> int:

@@ -5,7 +5,7 @@ Knows where every row of a prompt comes from; runs the vision tower only for row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,14 +103,27 @@ class PromptPlan:
         later = {m.digest for s, m in pairs if m is not None and s.start > batch.span.start}
         return batch.is_last_of_span and batch.media is not None and batch.media.digest not in later
 
-    def batches(self, start: Row, chunk: int) -> Iterator[Batch]:
-        """Slices of at most `chunk` rows from row `start` on; none crosses a span border."""
+    def message_ends(self, stop_ids: Collection[int], start: Row) -> list[Row]:
+        """Rows after `start` that come next after a text token which ends messages."""
+        ends = [
+            Row(row + 1)
+            for span in self.spans
+            for row in range(span.start, span.stop)
+            if span.kind == "text" and int(self.token_ids[row]) in stop_ids
+        ]
+        return [row for row in ends if start < row < self.num_rows]
+
+    def batches(self, start: Row, chunk: int, cuts: Collection[Row] = ()) -> Iterator[Batch]:
+        """Slices of at most `chunk` rows from row `start` on; none crosses a span border or cut."""
         for span, media in zip(self.spans, self.media, strict=True):
-            for first in range(max(span.start, start), span.stop, chunk):
-                rows = slice(first, min(first + chunk, span.stop))
+            first = max(span.start, start)
+            while first < span.stop:
+                stop = min([first + chunk, span.stop, *(cut for cut in cuts if cut > first)])
+                rows = slice(first, stop)
                 yield Batch(
                     span, Row(first), self.token_ids[rows], self.mrope_positions[:, rows], media
                 )
+                first = Row(stop)
 
 
 class PlanBuilder:

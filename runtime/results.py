@@ -68,7 +68,7 @@ class DraftStats:
 
 @dataclass
 class Timings:
-    """Seconds spent, and the rows prefilled and reused."""
+    """Seconds spent, rows prefilled and reused, and target calls after the prompt."""
 
     prefill_seconds: float = 0.0
     vision_seconds: float = 0.0
@@ -78,6 +78,17 @@ class Timings:
     tokens_per_second: float = 0.0
     prefilled_rows: int = 0
     reused_rows: int = 0
+    target_calls: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that the conversation holds: caches grow with rows, recurrent state does not."""
+
+    key_value_bytes: int
+    state_bytes: int
+    snapshot_bytes: int
+    draft_bytes: int
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,7 @@ class Result:
     output_tokens: int
     draft: DraftStats
     timings: Timings
+    memory: Memory
     provider: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -102,5 +114,6 @@ class Result:
             "usage": {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens},
             "draft": asdict(self.draft),
             "timings": asdict(self.timings),
+            "memory": asdict(self.memory),
             "provider": self.provider,
         }

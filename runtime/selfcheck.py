@@ -14,10 +14,12 @@ from ..models.draft_config import DraftLayer
 from ..models.errors import ExportError
 from ..models.grid import Grid
 from ..models.positions import Ints, Position, Row, Span, advancing_positions, block_positions
+from ..models.vision_config import VisionConfig
 from .drafters.base import Observed, Request
 from .drafters.choosers import BestToken, SelectorWalk
 from .drafters.dflash import DFlash
 from .drafters.draft_cache import DraftCache
+from .drafters.mtp import MtpNetworks
 from .drafters.networks import DFlashNetworks
 from .drafters.policy import HolePolicy, HoleSettings
 from .drafters.rows import Float, HostWriter
@@ -25,21 +27,26 @@ from .model import Model
 from .target import ImageRows, TargetRows
 
 NUM_ROWS = 5
+# Of the largest hidden value: the two forms sum in another order.
+PORTABLE_TOLERANCE = 1e-3
 
 
 def self_check(folder: Path) -> None:
     """Run every graph of the bundle on a few rows; `ExportError` says which one is wrong."""
     # By the append graph, so that the check runs it too; answers write their caches in NumPy.
     model = Model(folder, mapped=True, append_by_graph=True)
-    image = _check_vision(model)
     token_ids = _token_ids(model)
+    image = _check_vision(model, vision) if (vision := model.manifest.target.vision) else None
     rows = _check_target(model, token_ids, image)
+    if model.manifest.target.text.linear is not None:
+        _check_portable(folder, model, rows, token_ids)
+    if model.mtp is not None:
+        _check_mtp(model.mtp, rows, token_ids)
     for name in model.networks:
         _check_draft(model, name, rows, token_ids)
 
 
-def _check_vision(model: Model) -> ImageRows:
-    vision = model.manifest.target.vision
+def _check_vision(model: Model, vision: VisionConfig) -> ImageRows:
     grid = Grid(2 * vision.merge_size, vision.merge_size, vision.merge_size)
     values = np.linspace(-1, 1, grid.num_patches * vision.patch_dim, dtype=np.float32)
     patches = values.reshape(grid.num_patches, vision.patch_dim)
@@ -55,17 +62,21 @@ def _token_ids(model: Model) -> Ints:
     return usable[:: max(1, usable.size // NUM_ROWS)][:NUM_ROWS]
 
 
-def _check_target(model: Model, token_ids: Ints, image: ImageRows) -> TargetRows:
+def _check_target(model: Model, token_ids: Ints, image: ImageRows | None) -> TargetRows:
     """Text rows and then an image's, so that DeepStack gets real rows; returns the text rows."""
     target, taps, num_text = model.target, model.manifest.tap_layers, token_ids.size
-    embeds = np.concatenate([target.embed(token_ids), image.embeds])
-    nothing = np.zeros((len(image.deepstack), num_text, embeds.shape[1]), np.float32)
+    embeds, deepstack = target.embed(token_ids), None
+    if image is not None:
+        nothing = np.zeros((len(image.deepstack), *embeds.shape), np.float32)
+        deepstack = np.concatenate([nothing, image.deepstack], axis=1)
+        embeds = np.concatenate([embeds, image.embeds])
     rows = target.forward(
         target.new_cache(embeds.shape[0] + 1),
         embeds,
         advancing_positions(Position(0), embeds.shape[0]),
-        np.concatenate([nothing, image.deepstack], axis=1),
+        deepstack,
         taps,
+        certain=False,
     )
     _alive("target", rows.hidden)
     for tap in taps:
@@ -76,6 +87,34 @@ def _check_target(model: Model, token_ids: Ints, image: ImageRows) -> TargetRows
     text = TargetRows(rows.hidden[:num_text], {i: tap[:num_text] for i, tap in rows.taps.items()})
     _check_distinct(text)
     return text
+
+
+def _check_portable(folder: Path, model: Model, rows: TargetRows, token_ids: Ints) -> None:
+    """Both forms of the recurrent layers must agree, after a replay of half of the rows too."""
+    target = Model(folder, mapped=True, portable=True).target
+    cache, half = target.new_cache(2 * token_ids.size), token_ids.size // 2
+    embeds = target.embed(token_ids)
+    positions = advancing_positions(Position(0), token_ids.size)
+    for count in (half, token_ids.size - half):
+        first = cache.num_rows
+        output = target.forward(
+            cache, embeds[first:], positions[:, first:], None, (), certain=False
+        )
+        cache.commit(count)
+        difference = np.abs(output.hidden - rows.hidden[first:]).max()
+        if not difference <= PORTABLE_TOLERANCE * np.abs(rows.hidden).max():
+            raise ExportError(
+                f"self-check: the target's portable graph differs from the fused one by "
+                f"{difference:.2g}; one of the two is wrong on this machine."
+            )
+
+
+def _check_mtp(networks: MtpNetworks, rows: TargetRows, token_ids: Ints) -> None:
+    embeds = networks.target.embed(token_ids)
+    positions = advancing_positions(Position(0), token_ids.size)
+    cache = networks.new_cache(token_ids.size + 1)
+    hidden = networks.forward(cache, embeds[1:], rows.hidden[:-1], positions[:, :-1])
+    _alive("mtp", hidden)
 
 
 def _check_distinct(rows: TargetRows) -> None:
@@ -104,7 +143,8 @@ def _check_draft(model: Model, name: str, rows: TargetRows, token_ids: Ints) -> 
     drafter = DFlash(name, networks, HoleSettings(HolePolicy.GAP))
     span = Span(Row(0), count, "text", False)
     positions = advancing_positions(Position(0), count)
-    drafter.observe(Observed(Row(0), token_ids, positions, rows.taps, span))
+    embeds = model.target.embed(token_ids)
+    drafter.observe(Observed(Row(0), token_ids, positions, rows.taps, span, embeds, rows.hidden))
     request = Request(anchor, drafter.max_drafts, Row(count), start, 1, token_ids.tolist())
     ids = drafter.propose(request).token_ids
     vocab_size = model.manifest.target.text.vocab_size

@@ -157,6 +157,11 @@ class Binding:
         self._shared[output_name] = self._alive[input_name][1]
         self._fetch = None
 
+    def unshare(self, output_name: str) -> None:
+        """Leave an output to itself again; its input keeps its buffer."""
+        if self._shared.pop(output_name, None) is not None:
+            self._fetch = None
+
     def run(self, fetch: Iterable[str]) -> list[Array]:
         """Run and return the fetched outputs as host arrays, in the order asked."""
         fetch = tuple(fetch)

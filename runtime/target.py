@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from ..models.grid import Grid, axial_rotary, position_table_lookup
 from ..models.manifest import Manifest
-from ..models.positions import Ints
+from ..models.positions import Ints, text_ruler
 from ..models.rope import rotary_table
+from ..models.text_config import PORTABLE_ROWS
 from .bundle_files import map_table
+from .recurrent_state import RecurrentState
 from .sampling import HeadRows
 from .session import Graph, Runtime
 from .target_cache import TargetCache
@@ -63,17 +65,23 @@ class Head:
 
 
 class Target:
-    """The target of a bundle."""
+    """The target of a bundle; `portable` picks the form of recurrent layers that runs anywhere.
 
-    def __init__(self, folder: Path, manifest: Manifest, runtime: Runtime) -> None:
+    `max_rows` is the most rows that one forward call takes.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, runtime: Runtime, portable: bool = False
+    ) -> None:
         graphs = manifest.graphs
         self.config = manifest.target
-        self._table = map_table(folder, manifest.embedding)
-        self._graph = runtime.open(graphs["target"])
-        self._vision = runtime.open(graphs["vision"])
         text = self.config.text
+        self._portable = portable and text.linear is not None
+        self.max_rows = PORTABLE_ROWS if self._portable else text.context_limit
+        self._table = map_table(folder, manifest.embedding)
+        self._graph = runtime.open(graphs["target.portable" if self._portable else "target"])
+        self._vision = runtime.open(graphs["vision"]) if self.config.vision else None
         self.head = Head(runtime.open(graphs["head"]), text.vocab_size, manifest.banned_ids)
-        self.num_deepstack = len(self.config.vision.deepstack_layers)
 
     def embed(self, token_ids: Ints) -> Float:
         """Embedding rows [n, H] of token ids, read from the mapped table."""
@@ -81,10 +89,20 @@ class Target:
 
     def new_cache(self, limit: int) -> TargetCache:
         """An empty cache for at most `limit` rows."""
-        text = self.config.text
+        text, binding = self.config.text, self._graph.bind()
+        state = None
+        if text.linear is not None:
+            # The matrix products of the portable form leave memory unset when there are no rows.
+            state = RecurrentState(binding, text.linear, text.linear_layers, int(self._portable))
         return TargetCache(
-            self._graph.bind(), text.num_layers, text.num_kv_heads, text.head_dim, limit
+            binding, text.attention_layers, text.num_kv_heads, text.head_dim, limit, state
         )
+
+    def rotary(self, mrope_positions: Ints) -> tuple[Float, Float]:
+        """Cosines and sines [n, rotary_dim / 2] of M-RoPE positions [3, n]."""
+        rope = self.config.text.rope
+        one_axis = rope.mrope_section is None
+        return rotary_table(text_ruler(mrope_positions) if one_axis else mrope_positions, rope)
 
     def forward(
         self,
@@ -93,29 +111,34 @@ class Target:
         mrope_positions: Ints,
         deepstack: Float | None,
         taps: Collection[int],
+        certain: bool,
     ) -> TargetRows:
         """Run rows [n, H] at M-RoPE positions [3, n] after the cache's rows; nothing is committed.
 
         deepstack [K, n, H] is added after the first K layers; None stands for zeros (text).
+        `certain` rows will all be committed; of others any number may be.
         """
-        num_rows = embeds.shape[0]
-        cache.reserve(num_rows)
-        binding = cache.binding
-        cos, sin = rotary_table(mrope_positions, self.config.text.rope)
+        cache.reserve(embeds.shape[0])
+        binding, count = cache.binding, self.config.num_deepstack
+        cos, sin = self.rotary(mrope_positions)
         if deepstack is None:
-            deepstack = np.zeros((self.num_deepstack, *embeds.shape), np.float32)
+            deepstack = np.zeros((count, *embeds.shape), np.float32)
         binding.feed("inputs_embeds", embeds[None])
         binding.feed("cos", cos)
         binding.feed("sin", sin)
         binding.feed("past_rows", np.array([cache.num_rows], np.int32))
-        for k in range(self.num_deepstack):
+        for k in range(count):
             binding.feed(f"deepstack.{k}", deepstack[k])
-        hidden, *tapped = binding.run(("hidden", *(f"tap.{i}" for i in taps)))
-        return TargetRows(hidden, dict(zip(taps, tapped, strict=True)))
+        kept = cache.state.begin(certain) if cache.state else ()
+        hidden, *rest = binding.run(("hidden", *(f"tap.{i}" for i in taps), *kept))
+        if cache.state:
+            cache.state.finish(rest[len(taps) :])
+        return TargetRows(hidden, dict(zip(taps, rest, strict=False)))
 
     def encode_patches(self, patches: Float, grid: Grid) -> ImageRows:
         """Run the vision tower on one image's patches [n, C*t*p*p]."""
         vision = self.config.vision
+        assert vision is not None and self._vision is not None
         indices, weights = position_table_lookup(grid, vision.table_side)
         cos, sin = axial_rotary(grid, vision.head_dim, vision.rope_theta)
         feeds: dict[str, NDArray] = {
@@ -125,6 +148,6 @@ class Target:
             "cos": cos,
             "sin": sin,
         }
-        names = tuple(f"deepstack.{k}" for k in range(self.num_deepstack))
+        names = tuple(f"deepstack.{k}" for k in range(self.config.num_deepstack))
         embeds, *deepstack = self._vision.run(feeds, ("image_embeds", *names))
         return ImageRows(embeds, np.stack(deepstack) if deepstack else np.zeros((0, *embeds.shape)))

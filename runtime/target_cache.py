@@ -1,4 +1,4 @@
-"""The target's K/V cache: one growing host buffer per layer, updated in place by the graph.
+"""The target's cache: growing K/V buffers of attention layers, state of recurrent ones.
 
 Owned by one conversation together with the binding of the decoder graph. Knows rows only;
 positions live elsewhere. One row beyond the limit is reserved, because the graph's extra
@@ -7,28 +7,45 @@ attention row is written just past the last real one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..models.errors import ContextError
 from ..models.positions import Row
+from .recurrent_state import RecurrentState, StateCopy
 from .session import Binding
 
 INITIAL_ROWS = 256
+# Copies of recurrent state kept to come back to; each is as large as the state itself.
+MAX_SNAPSHOTS = 2
 
 
 class TargetCache:
-    """Keys and values [1, kv heads, capacity, d] of every layer; rows [0, num_rows) are valid."""
+    """Keys and values [1, kv heads, capacity, d] of attention layers; rows [0, num_rows) are valid.
+
+    `state` is that of the recurrent layers, if there are any; `snapshots` are earlier ones.
+    """
 
     def __init__(
-        self, binding: Binding, num_layers: int, num_kv_heads: int, head_dim: int, limit: int
+        self,
+        binding: Binding,
+        layer_numbers: Sequence[int],
+        num_kv_heads: int,
+        head_dim: int,
+        limit: int,
+        state: RecurrentState | None = None,
     ) -> None:
         self.binding = binding
         self.limit = limit
         self.num_rows = Row(0)
+        self.state = state
+        self.snapshots: dict[Row, StateCopy] = {}
+        self._numbers = tuple(layer_numbers)
         self._shape = (1, num_kv_heads, head_dim)
         self.layers: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = [
-            (self._buffer(0), self._buffer(0)) for _ in range(num_layers)
+            (self._buffer(0), self._buffer(0)) for _ in self._numbers
         ]
 
     @property
@@ -38,8 +55,18 @@ class TargetCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by all layers."""
+        """Memory held by keys and values."""
         return sum(key.nbytes + value.nbytes for key, value in self.layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory held by the recurrent layers' state, without snapshots."""
+        return self.state.num_bytes if self.state else 0
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Memory held by snapshots."""
+        return sum(copy.num_bytes for copy in self.snapshots.values())
 
     def reserve(self, num_new: int) -> None:
         """Make room for `num_new` rows past `num_rows`; buffers grow by doubling."""
@@ -59,16 +86,40 @@ class TargetCache:
         """One layer at a time, so that only one is held twice."""
         key, value = (self._grown(old, capacity) for old in self.layers[i])
         self.layers[i] = (key, value)
-        self.binding.share(f"past_key_values.{i}.key", f"present.{i}.key", key)
-        self.binding.share(f"past_key_values.{i}.value", f"present.{i}.value", value)
+        layer = self._numbers[i]
+        self.binding.share(f"past_key_values.{layer}.key", f"present.{layer}.key", key)
+        self.binding.share(f"past_key_values.{layer}.value", f"present.{layer}.value", value)
 
     def commit(self, num_new: int) -> None:
         """Keep `num_new` rows that the graph has just written."""
+        if self.state is not None:
+            self.state.commit(num_new)
         self.num_rows = Row(self.num_rows + num_new)
 
-    def crop(self, num_rows: Row) -> None:
-        """Forget every row from `num_rows` on."""
-        self.num_rows = Row(min(self.num_rows, num_rows))
+    def snapshot(self) -> None:
+        """Make the present row one that `crop` can come back to, after rows that were certain."""
+        if self.state is not None and self.num_rows not in self.snapshots:
+            while len(self.snapshots) >= MAX_SNAPSHOTS:
+                del self.snapshots[min(self.snapshots)]
+            self.snapshots[self.num_rows] = self.state.copy()
+
+    def reachable(self, num_rows: Row) -> Row:
+        """How many of the first `num_rows` rows `crop` can keep: recurrent state cannot shrink."""
+        if self.state is None:
+            return Row(min(self.num_rows, num_rows))
+        if self.state.is_whole and num_rows >= self.num_rows:
+            return self.num_rows
+        return max((row for row in self.snapshots if row <= num_rows), default=Row(0))
+
+    def crop(self, num_rows: Row) -> Row:
+        """Forget every row from `num_rows` on, or from the last reachable one; returns it."""
+        reached = self.reachable(num_rows)
+        for row in [row for row in self.snapshots if row > reached]:
+            del self.snapshots[row]
+        if self.state is not None and not (self.state.is_whole and reached == self.num_rows):
+            self.state.restore(self.snapshots.get(reached))
+        self.num_rows = reached
+        return reached
 
     def _buffer(self, capacity: int) -> NDArray[np.float32]:
         batch, heads, width = self._shape

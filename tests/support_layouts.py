@@ -89,6 +89,6 @@ def _lay_out(model: Model, parts: tuple) -> PromptPlan:
 
 def _clip(model: Model, num_rows: int, seed: int) -> partial[ImageRows]:
     width = model.manifest.target.text.hidden_size
-    deepstack = np.zeros((model.target.num_deepstack, num_rows, width), np.float32)
+    deepstack = np.zeros((model.target.config.num_deepstack, num_rows, width), np.float32)
     embeds = random_features(seed, num_rows, width) * np.float32(0.2)
     return partial(ImageRows, embeds, deepstack)

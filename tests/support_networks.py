@@ -56,7 +56,9 @@ def prefill(
             embeds, deepstack = media.embeds[rows], media.deepstack[:, rows]
         if not with_deepstack:
             deepstack = None
-        parts.append(target.forward(cache, embeds, batch.mrope_positions, deepstack, taps))
+        parts.append(
+            target.forward(cache, embeds, batch.mrope_positions, deepstack, taps, certain=True)
+        )
         cache.commit(batch.token_ids.size)
     hidden = np.concatenate([part.hidden for part in parts])
     tapped = {i: np.concatenate([part.taps[i] for part in parts]) for i in taps}

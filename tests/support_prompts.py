@@ -79,5 +79,5 @@ def lay_out(model: Model, parts: Sequence[Part]) -> PromptPlan:
 def _media(model: Model, part: Part, rng: np.random.Generator) -> Media:
     shape = (part.num_rows, model.manifest.target.text.hidden_size)
     embeds = rng.normal(size=shape).astype(np.float32) * np.float32(0.2)
-    deepstack = np.zeros((model.target.num_deepstack, *shape), np.float32)
+    deepstack = np.zeros((model.target.config.num_deepstack, *shape), np.float32)
     return Media(part.kind, repr(part), part.num_rows, lambda: ImageRows(embeds, deepstack))

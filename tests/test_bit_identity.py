@@ -71,9 +71,10 @@ class LoggingTarget:
         positions: Ints,
         deepstack: Float | None,
         taps: Collection[int],
+        certain: bool,
     ) -> TargetRows:
         """Run, with all taps fetched."""
-        output = self._target.forward(cache, embeds, positions, deepstack, self._taps)
+        output = self._target.forward(cache, embeds, positions, deepstack, self._taps, certain)
         self.outputs.append(np.concatenate([output.hidden, *output.taps.values()], axis=1))
         return output
 

@@ -5,6 +5,7 @@ Knows opset, IR version, external data and constants; knows no network.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,7 +83,8 @@ class GraphBuilder:
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
         """A small inline constant; equal constants are stored once."""
         array = np.asarray(value, dtype=dtype)
-        name = f"const/{array.dtype}{list(array.shape)}/{array.tobytes().hex()}"
+        digest = hashlib.sha256(array.tobytes()).hexdigest()[:16]
+        name = f"const/{array.dtype}{list(array.shape)}/{digest}"
         self._initializers.setdefault(name, numpy_helper.from_array(array, name))
         return name
 

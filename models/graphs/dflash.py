@@ -25,7 +25,7 @@ def build_inject(draft: DraftConfig, tap_width: int, tensors: Tensors) -> ModelP
     tables = ops.rotary_inputs(g, "rows", draft.rope.rotary_dim // 2)
     features = g.op("Concat", *taps, axis=-1)
     fused = ops.linear(g, features, "fc.weight")
-    context = ops.rms_norm(g, fused, "hidden_norm.weight", draft.rms_norm_eps)
+    context = ops.rms_norm(g, fused, g.weight("hidden_norm.weight"), draft.rms_norm_eps)
     for layer in range(len(draft.layers)):
         key, value = _key_value(g, draft, layer, context, tables)
         shape: Shape = [1, draft.num_kv_heads, "rows", draft.head_dim]
@@ -45,7 +45,7 @@ def build_block(draft: DraftConfig, kinds: tuple[DraftLayer, ...], tensors: Tens
     for i, layer in enumerate(draft.layers):
         kind = kinds.index(layer)
         hidden = _layer(g, draft, i, hidden, tables, masks[kind], f"rows_{kind}")
-    normed = ops.rms_norm(g, hidden, "norm.weight", draft.rms_norm_eps)
+    normed = ops.rms_norm(g, hidden, g.weight("norm.weight"), draft.rms_norm_eps)
     g.output(normed, "hidden", ["block", draft.hidden_size])
     return g.model()
 
@@ -79,13 +79,19 @@ def _key_value(
     key, value = g.ops(
         "Split", ops.linear(g, x, f"{name}.kv"), g.constant([size, size]), count=2, axis=-1
     )
-    key = ops.normed_heads(
-        g, key, f"{name}.k_norm.weight", draft.rms_norm_eps, draft.num_kv_heads, draft.head_dim
-    )
-    key = ops.rotary(g, key, tables, draft.num_kv_heads)
+    key = _rotated(g, draft, key, f"{name}.k_norm.weight", tables, draft.num_kv_heads)
     return _heads_first(g, key, draft.num_kv_heads, draft.head_dim), _heads_first(
         g, value, draft.num_kv_heads, draft.head_dim
     )
+
+
+def _rotated(
+    g: GraphBuilder, draft: DraftConfig, x: str, norm: str, tables: ops.Tables, num_heads: int
+) -> str:
+    """Normed and rotated heads [1, n, heads * d]."""
+    d = draft.head_dim
+    heads = ops.normed_heads(g, x, g.weight(norm), draft.rms_norm_eps, num_heads, d)
+    return ops.rotary(g, heads, tables, num_heads, d, draft.rope.rotary_dim)
 
 
 def _heads_first(g: GraphBuilder, x: str, num_heads: int, head_dim: int) -> str:
@@ -127,7 +133,7 @@ def _sublayer(
     sublayer: Callable[[str], str],
 ) -> str:
     """Residual sublayer on the normed rows, between DFlash2's convolutions if it has them."""
-    normed = ops.rms_norm(g, hidden, f"{norm}.weight", draft.rms_norm_eps)
+    normed = ops.rms_norm(g, hidden, g.weight(f"{norm}.weight"), draft.rms_norm_eps)
     if draft.conv is None:
         return g.op("Add", hidden, sublayer(normed))
     pair = DynamicConv(g, draft, conv, normed)
@@ -169,10 +175,8 @@ def _attention(
 def _query(g: GraphBuilder, draft: DraftConfig, name: str, x: str, tables: ops.Tables) -> str:
     """Rotated queries [1, kv heads, groups * B, d]."""
     q = ops.linear(g, x, f"{name}.q_proj.weight")
-    q = ops.normed_heads(
-        g, q, f"{name}.q_norm.weight", draft.rms_norm_eps, draft.num_heads, draft.head_dim
-    )
-    q = _heads_first(g, ops.rotary(g, q, tables, draft.num_heads), draft.num_heads, draft.head_dim)
+    q = _rotated(g, draft, q, f"{name}.q_norm.weight", tables, draft.num_heads)
+    q = _heads_first(g, q, draft.num_heads, draft.head_dim)
     return ops.reshape(g, q, 1, draft.num_kv_heads, -1, draft.head_dim)
 
 

@@ -1,110 +1,62 @@
-"""The Qwen3-VL text decoder with explicit caches, taps and DeepStack inputs, and the head.
+"""The text decoder with explicit caches, taps and DeepStack inputs, and the output head.
 
-Prefill, verify and plain decoding are the same graph. Positions arrive as cosines and sines.
+Attention and Gated DeltaNet layers in any order. Prefill, verify and plain decoding are the same
+graph. Positions arrive as cosines and sines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
-from ..config import TextConfig
 from ..stored import Tensors
+from ..text_config import TextConfig
 from . import ops
-from .builder import CONTRIB, GraphBuilder, Shape
+from .attention import CausalAttention, mlp
+from .builder import GraphBuilder
+from .deltanet import DeltaNet
+from .recurrence import Recurrence
 
 
 def build_target(
-    text: TextConfig, num_deepstack: int, taps: Collection[int], tensors: Tensors
+    text: TextConfig,
+    num_deepstack: int,
+    taps: Collection[int],
+    tensors: Tensors,
+    recurrence: Recurrence,
 ) -> ModelProto:
-    """The decoder graph: rows in, final-norm hidden rows, taps and grown caches out."""
+    """The decoder graph: rows in, final-norm hidden rows, taps, grown caches and states out.
+
+    `recurrence` is how Gated DeltaNet layers are emitted; it means nothing without such layers.
+    """
     g = GraphBuilder("target", tensors)
     width = text.hidden_size
     embeds = g.input("inputs_embeds", "float32", [1, "rows", width])
     tables = ops.rotary_inputs(g, "rows", text.rope.rotary_dim // 2)
-    past_rows = g.input("past_rows", "int32", [1])
     deepstack = [
         g.input(f"deepstack.{k}", "float32", ["rows", width]) for k in range(num_deepstack)
     ]
-    lengths = _lengths(g, embeds, past_rows)
+    attention = CausalAttention(g, text, embeds, tables)
+    deltanet = DeltaNet(g, text, recurrence) if text.linear else None
     hidden = ops.reshape(g, embeds, -1, width)
     for i in range(text.num_layers):
-        hidden = _layer(g, text, i, hidden, tables, lengths)
+        name = f"layers.{i}"
+        scale = ops.norm_scale(g, f"{name}.input_layernorm.weight", text.zero_centred_norms)
+        normed = ops.rms_norm(g, hidden, scale, text.rms_norm_eps)
+        if deltanet and i in text.linear_layers:
+            mixed = deltanet.emit(f"{name}.linear_attn", i, normed)
+        else:
+            mixed = attention.emit(f"{name}.self_attn", i, normed)
+        hidden = mlp(g, text, name, g.op("Add", hidden, mixed))
         if i in taps:
             # Before the DeepStack addition, as transformers' hidden_states records it.
             g.output(hidden, f"tap.{i}", ["rows", width])
         if i < num_deepstack:
             hidden = g.op("Add", hidden, deepstack[i])
-    g.output(ops.rms_norm(g, hidden, "norm.weight", text.rms_norm_eps), "hidden", ["rows", width])
+    scale = ops.norm_scale(g, "norm.weight", text.zero_centred_norms)
+    g.output(ops.rms_norm(g, hidden, scale, text.rms_norm_eps), "hidden", ["rows", width])
     return g.model()
-
-
-def _lengths(g: GraphBuilder, embeds: str, past_rows: str) -> tuple[str, str]:
-    """GroupQueryAttention's seqlens_k [1] and total length [], counting the extra row."""
-    shape = g.op("Cast", g.op("Shape", embeds, start=1, end=2), to=TensorProto.INT32)
-    last_row = g.op("Add", past_rows, shape)
-    total = g.op("Add", last_row, g.constant([1], np.int32))
-    return last_row, g.op("Squeeze", total, g.constant([0]))
-
-
-def _layer(
-    g: GraphBuilder,
-    text: TextConfig,
-    i: int,
-    hidden: str,
-    tables: ops.Tables,
-    lengths: tuple[str, str],
-) -> str:
-    name, eps = f"layers.{i}", text.rms_norm_eps
-    normed = ops.rms_norm(g, hidden, f"{name}.input_layernorm.weight", eps)
-    attended = _attention(g, text, i, normed, tables, lengths)
-    hidden = g.op("Add", hidden, ops.linear(g, attended, f"{name}.self_attn.o_proj.weight"))
-    normed = ops.rms_norm(g, hidden, f"{name}.post_attention_layernorm.weight", eps)
-    mlp = ops.swiglu(
-        g, normed, f"{name}.mlp.gate_up", f"{name}.mlp.down_proj.weight", text.intermediate_size
-    )
-    return g.op("Add", hidden, mlp)
-
-
-def _attention(
-    g: GraphBuilder,
-    text: TextConfig,
-    i: int,
-    x: str,
-    tables: ops.Tables,
-    lengths: tuple[str, str],
-) -> str:
-    """Causal grouped-query attention over the cache; returns [rows, heads * d]."""
-    name = f"layers.{i}.self_attn"
-    d, eps = text.head_dim, text.rms_norm_eps
-    q_size, kv_size = text.num_heads * d, text.num_kv_heads * d
-    sizes = g.constant([q_size, kv_size, kv_size])
-    q, k, v = g.ops("Split", ops.linear(g, x, f"{name}.qkv"), sizes, count=3, axis=-1)
-    q = ops.normed_heads(g, q, f"{name}.q_norm.weight", eps, text.num_heads, d)
-    k = ops.normed_heads(g, k, f"{name}.k_norm.weight", eps, text.num_kv_heads, d)
-    rows = (
-        ops.rotary(g, q, tables, text.num_heads),
-        ops.rotary(g, k, tables, text.num_kv_heads),
-        ops.reshape(g, v, 1, -1, kv_size),
-    )
-    cache: Shape = [1, text.num_kv_heads, "capacity", d]
-    past = [g.input(f"past_key_values.{i}.{n}", "float32", cache) for n in ("key", "value")]
-    present = [f"present.{i}.key", f"present.{i}.value"]
-    attended, *_ = g.ops(
-        "GroupQueryAttention",
-        *(ops.with_extra_row(g, row) for row in rows),
-        *past,
-        *lengths,
-        names=[f"attended.{i}", *present],
-        domain=CONTRIB,
-        num_heads=text.num_heads,
-        kv_num_heads=text.num_kv_heads,
-    )
-    for output in present:
-        g.direct_output(output, cache)
-    return ops.reshape(g, ops.slice_axis(g, attended, 0, -1, 1), -1, q_size)
 
 
 def build_head(

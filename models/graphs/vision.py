@@ -64,7 +64,10 @@ def _attention(g: GraphBuilder, vision: VisionConfig, name: str, x: str, tables:
     qkv = ops.linear(g, x, f"{name}.qkv.weight", f"{name}.qkv.bias")
     parts = g.ops("Split", qkv, g.constant([width] * 3), count=3, axis=-1)
     q, k, v = (ops.reshape(g, part, 1, -1, width) for part in parts)
-    q, k = (ops.rotary(g, part, tables, vision.num_heads) for part in (q, k))
+    q, k = (
+        ops.rotary(g, part, tables, vision.num_heads, vision.head_dim, vision.head_dim)
+        for part in (q, k)
+    )
     attended = g.op("MultiHeadAttention", q, k, v, domain=CONTRIB, num_heads=vision.num_heads)
     flat = ops.reshape(g, attended, -1, width)
     return ops.linear(g, flat, f"{name}.proj.weight", f"{name}.proj.bias")

@@ -22,7 +22,8 @@ Float = NDArray[np.float32]
 class Observed:
     """Committed target rows of one span: ids [n], M-RoPE positions [3, n], taps {layer: [n, H]}.
 
-    `span` is the whole span, of which these rows may be a slice.
+    `span` is the whole span, of which these rows may be a slice. `embeds` [n, H] is what the
+    target was fed, `hidden` [n, H] what it gave after the final norm.
     """
 
     first_row: Row
@@ -30,6 +31,8 @@ class Observed:
     mrope_positions: Ints
     taps: dict[int, Float]
     span: Span
+    embeds: Float
+    hidden: Float
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,13 @@ class Proposal:
 
 @dataclass
 class DraftCounts:
-    """What happened on the draft side so far."""
+    """What happened on the draft side so far, and the memory its caches hold."""
 
     holes: list[Hole] = field(default_factory=list)
     seeded_rows: int = 0
     skipped_spans: int = 0
     injected_rows: int = 0
+    cache_bytes: int = 0
 
 
 class Drafter(Protocol):

@@ -179,6 +179,7 @@ class DFlash:
         kind = self._networks.kinds[self._caches.index(cache)]
         layers = [i for i, layer in enumerate(self._networks.layers) if layer == kind]
         cache.append([keys[i] for i in layers], [values[i] for i in layers], positions, visible)
+        self.counts.cache_bytes = sum(cache.num_bytes for cache in self._caches)
 
 
 def _chunks(positions: Ints) -> list[Ints]:

@@ -45,6 +45,11 @@ class DraftCache:
         """Rows held, visible or not."""
         return int((self.positions != FREE).sum())
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by keys and values."""
+        return sum(array.nbytes for array in (*self.keys, *self.values))
+
     def append(
         self, keys: list[Float], values: list[Float], positions: Ints, visible: bool
     ) -> None:

@@ -62,7 +62,7 @@ def test_json_has_the_documented_shape(run: Run, bundle: Path, photo: Path) -> N
     result = json.loads(out)
     assert code == 0
     assert set(result) == {
-        "text", "token_ids", "finish_reason", "usage", "draft", "timings", "provider",
+        "text", "token_ids", "finish_reason", "usage", "draft", "timings", "memory", "provider",
     }  # fmt: skip
     draft = result["draft"]
     assert result["usage"]["output_tokens"] == len(result["token_ids"]) == 9

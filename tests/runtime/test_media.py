@@ -172,7 +172,9 @@ def test_only_pinned_spans_are_skipped(batch: str) -> None:
     rows = slice(first, first + count)
     taps = {i: np.ones((count, 4), np.float32) for i in oracle.taps}
     ids = np.zeros(count, np.int64)
-    drafter.observe(Observed(Row(3 + first), ids, positions[:, rows], taps, span))
+    nothing = np.zeros((count, 4), np.float32)
+    observed = Observed(Row(3 + first), ids, positions[:, rows], taps, span, nothing, nothing)
+    drafter.observe(observed)
     drafter.crop(Row(99), Position(99))
     expected = [] if skipped else positions[0, rows].tolist()
     assert oracle.real_positions() == expected

@@ -88,4 +88,4 @@ def test_rows_of_a_page_go_when_it_is_read(tiny_model: Model) -> None:
     assert [plan.is_last_use(b) for b in slices] == [False, True]
     generation = tiny_model.generate("hi", [one, two, one], max_new_tokens=2)
     generation.result()
-    assert not generation._answer._encoded
+    assert not generation._answer._prompt_rows._encoded

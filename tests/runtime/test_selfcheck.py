@@ -80,9 +80,9 @@ def test_target_gets_deepstack_rows(
     The check feeds an image's own rows."""
     forward, seen = Target.forward, []
 
-    def note(target: Target, *arguments: Any) -> Any:
+    def note(target: Target, *arguments: Any, **options: Any) -> Any:
         seen.append(arguments[3])
-        return forward(target, *arguments)
+        return forward(target, *arguments, **options)
 
     monkeypatch.setattr(Target, "forward", note)
     self_check(make_bundle())

@@ -1,0 +1,126 @@
+"""State of the Gated DeltaNet layers: one matrix per head and a convolution window per layer.
+
+It cannot be cropped, so rows that may be rejected never enter it: they are kept aside, and those
+that were accepted are replayed by the next call. Owned by one target cache; knows no positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..models.text_config import LinearConfig
+from .session import Binding
+
+Float = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class StateCopy:
+    """States and windows of every layer after some number of rows."""
+
+    states: tuple[Float, ...]
+    windows: tuple[Float, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by the copy."""
+        return sum(array.nbytes for array in (*self.states, *self.windows))
+
+
+class RecurrentState:
+    """States [1, value heads, dk, dv] and windows [taps - 1, channels], updated in place.
+
+    `is_whole` is False while an interrupted call may have left rows in it that nobody committed.
+    `idle_rows` masked rows are fed when there is nothing to replay: 1 where a graph must not get
+    empty tensors, else 0.
+    """
+
+    def __init__(
+        self, binding: Binding, linear: LinearConfig, layers: tuple[int, ...], idle_rows: int
+    ) -> None:
+        self._binding = binding
+        self._layers = layers
+        self.is_whole = True
+        self._bound_as: bool | None = None
+        state = (1, linear.num_value_heads, linear.key_dim, linear.value_dim)
+        window = (linear.conv_kernel - 1, linear.conv_width)
+        self._states = tuple(np.zeros(state, np.float32) for _ in layers)
+        self._windows = tuple(np.zeros(window, np.float32) for _ in layers)
+        self._no_rows = np.zeros((idle_rows, linear.replay_width), np.float32)
+        # What the last uncertain call computed: convolution inputs, and rows to replay.
+        self._conv_rows: list[Float] = []
+        self._new_rows: list[Float] = []
+        self._replay_nothing()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held: one state and window per layer, and the rows kept aside."""
+        aside = (*self._conv_rows, *self._new_rows)
+        return sum(array.nbytes for array in (*self._states, *self._windows, *aside))
+
+    def begin(self, certain: bool) -> tuple[str, ...]:
+        """Bind a call whose rows will (`certain`) or may be committed; returns outputs to fetch."""
+        if certain is not self._bound_as:
+            self._bind(certain)
+        self.is_whole = False
+        names = () if certain else ("conv_rows", "replay_rows")
+        return tuple(f"{name}.{i}" for name in names for i in self._layers)
+
+    def finish(self, fetched: list[Float]) -> None:
+        """Take what `begin` asked for; the rows replayed by this call are part of the state now."""
+        count = len(fetched) // 2
+        self._conv_rows, self._new_rows = fetched[:count], fetched[count:]
+        self._replay_nothing()
+        self.is_whole = bool(fetched)
+
+    def commit(self, num_rows: int) -> None:
+        """Keep the first `num_rows` rows of the last call; all of them if they were certain."""
+        for window, rows in zip(self._windows, self._conv_rows, strict=False):
+            window[:] = rows[num_rows : num_rows + len(window)]
+        if self._new_rows:
+            self._num_replayed = num_rows
+            self._replay([rows[:num_rows] for rows in self._new_rows], 1)
+        self._conv_rows, self._new_rows = [], []
+        self.is_whole = True
+
+    def copy(self) -> StateCopy:
+        """A copy to come back to; only after a certain call, when nothing is left to replay."""
+        assert self.is_whole and not self._num_replayed
+        states, windows = (tuple(a.copy() for a in x) for x in (self._states, self._windows))
+        return StateCopy(states, windows)
+
+    def restore(self, copy: StateCopy | None) -> None:
+        """Go back to a copy, or to the state before any row."""
+        for ours, theirs in (
+            (self._states, copy and copy.states),
+            (self._windows, copy and copy.windows),
+        ):
+            for i, array in enumerate(ours):
+                array[:] = theirs[i] if theirs else 0
+        self._conv_rows, self._new_rows = [], []
+        self._replay_nothing()
+        self.is_whole = True
+
+    def _bind(self, certain: bool) -> None:
+        """Let calls write the state after all rows, or only after those that are replayed."""
+        kept, other = ("all", "committed") if certain else ("committed", "all")
+        for i, state, window in zip(self._layers, self._states, self._windows, strict=True):
+            self._binding.unshare(f"state_{other}.{i}")
+            self._binding.share(f"state.{i}", f"state_{kept}.{i}", state)
+            self._binding.share(f"conv_window.{i}", f"conv_last.{i}", window)
+            if not certain:
+                self._binding.unshare(f"conv_last.{i}")
+        self._bound_as = certain
+
+    def _replay_nothing(self) -> None:
+        self._num_replayed = 0
+        self._replay([self._no_rows] * len(self._layers), 0)
+
+    def _replay(self, rows: list[Float], mask: int) -> None:
+        """Rows for the next call to replay; a masked row changes nothing."""
+        self._binding.feed("replay_mask", np.full(len(rows[0]), mask, np.float32))
+        for i, kept in zip(self._layers, rows, strict=True):
+            self._binding.feed(f"replay.{i}", kept)
