@@ -15,10 +15,11 @@ from pathlib import Path
 from ..models.config import parse_target
 from ..models.draft_config import MEDIA_ANSWERS
 from ..models.errors import ExportError
+from ..models.precision import PRECISIONS, choose
 from .checkpoint import Checkpoint
 from .drafts import open_drafts, refuse_own_tables
 from .sidecars import read_sidecars
-from .writer import PRECISIONS, BundleWriter
+from .writer import BundleWriter
 
 
 @dataclass(frozen=True)
@@ -26,28 +27,42 @@ class ExportOptions:
     """What the export command asks for.
 
     `draft_media` is "yes", "no" or "unknown" in place of what the drafters' configurations say
-    about media rows in their training; None takes their word. `progress` is about stderr.
+    about media rows in their training; None takes their word. Parts without a precision of their
+    own follow `precision` (see `models.precision.choose`). `progress` is about stderr.
     """
 
     target: Path
     output: Path
     drafts: tuple[Path, ...] = ()
     precision: str = "fp32"
+    head_precision: str | None = None
+    draft_precision: str | None = None
+    vision_precision: str | None = None
     draft_media: str | None = None
     max_pixels: int | None = None
     force: bool = False
     progress: bool = False
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ExportError(
-                f"precision {self.precision!r} is not supported yet "
-                f"(supported: {', '.join(PRECISIONS)})."
-            )
+        for part in ("precision", "head_precision", "draft_precision", "vision_precision"):
+            _check_precision(part, getattr(self, part))
         if self.draft_media not in (None, *MEDIA_ANSWERS):
             raise ExportError(
                 f"draft_media must be one of {', '.join(MEDIA_ANSWERS)}, not {self.draft_media!r}."
             )
+
+
+def _check_precision(part: str, value: str | None) -> None:
+    option = "--" + part.replace("_", "-")
+    if value == "bf16":
+        raise ExportError(
+            f"{option} bf16: only CUDA has kernels for it in ONNX Runtime; fp16 is as small and "
+            "runs everywhere, int8 is smaller and as close."
+        )
+    if value is not None and value not in PRECISIONS:
+        raise ExportError(
+            f"{option} {value!r} is not supported (supported: {', '.join(PRECISIONS)})."
+        )
 
 
 def export_bundle(options: ExportOptions, check: Callable[[Path], None] | None = None) -> Path:
@@ -63,7 +78,13 @@ def export_bundle(options: ExportOptions, check: Callable[[Path], None] | None =
     for draft in drafts:
         refuse_own_tables(draft, checkpoint, target)
     with _finished_folder(options) as folder:
-        writer = BundleWriter(folder, options.precision, options.progress)
+        precisions = choose(
+            options.precision,
+            options.head_precision,
+            options.draft_precision,
+            options.vision_precision,
+        )
+        writer = BundleWriter(folder, precisions, options.progress)
         writer.write(checkpoint, target, sidecars, drafts)
         if check is not None:
             check(folder)

@@ -6,7 +6,7 @@ Knows DFlash and DFlash2; how tensors are found and refused is `weights`' busine
 from __future__ import annotations
 
 from ..models.draft_config import DraftConfig
-from .weights import HEAD, Wanted, attention_layer, one
+from .weights import HEAD, Wanted, attention_layer, matrix, one
 
 PREDECESSOR = "candidate_selector.predecessor_codebook"
 SUCCESSOR = "candidate_selector.successor_codebook"
@@ -18,7 +18,7 @@ def draft_weights(draft: DraftConfig, tap_width: int) -> list[Wanted]:
     q_size, kv_size = draft.num_heads * draft.head_dim, draft.num_kv_heads * draft.head_dim
     hidden = draft.hidden_size
     wanted = [
-        one("fc.weight", hidden, len(draft.target_layer_ids) * tap_width),
+        matrix("fc.weight", hidden, len(draft.target_layer_ids) * tap_width),
         one("hidden_norm.weight", hidden),
         one("norm.weight", hidden),
     ]
@@ -28,7 +28,7 @@ def draft_weights(draft: DraftConfig, tap_width: int) -> list[Wanted]:
             q_size, kv_size, draft.head_dim, fuse_query=False,
         )  # fmt: skip
     if draft.draft_vocab_size is not None:
-        wanted.append(one(HEAD, draft.draft_vocab_size, hidden))
+        wanted.append(matrix(HEAD, draft.draft_vocab_size, hidden))
     return wanted + _conv_weights(draft) + _selector_weights(draft)
 
 
@@ -43,7 +43,7 @@ def _conv_weights(draft: DraftConfig) -> list[Wanted]:
         for name in names
         for want in (
             one(f"{name}.base_kernel", 2, size, hidden),
-            one(f"{name}.kernel_projection.weight", 2 * size * groups, hidden),
+            matrix(f"{name}.kernel_projection.weight", 2 * size * groups, hidden),
         )
     ]
 
@@ -55,5 +55,5 @@ def _selector_weights(draft: DraftConfig) -> list[Wanted]:
     return [
         one(PREDECESSOR, draft.vocab_size, rank),
         one(SUCCESSOR, draft.vocab_size, rank),
-        one(SELECTOR_PROJECTION, rank, draft.hidden_size),
+        matrix(SELECTOR_PROJECTION, rank, draft.hidden_size),
     ]

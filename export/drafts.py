@@ -126,7 +126,7 @@ def write_draft_weights(draft: Draft, target: TargetConfig, writer: DataWriter) 
         writer.add_array("d2t", _target_ids(draft, blocks))
     refuse_leftovers(draft.checkpoint, used, ignored)
     for want, infos in found:
-        writer.add(want.name, infos, want.shape)
+        writer.add(want.name, infos, want.shape, want.matrix)
 
 
 def _target_ids(draft: Draft, offsets: np.ndarray) -> np.ndarray:
@@ -156,7 +156,7 @@ def write_draft_graphs(
     graphs.write(f"{draft.name}.block", build_block(config, kinds, tensors))
     graphs.write(f"{draft.name}.append", build_append(config, tensors))
     if config.selector is not None:
-        shared = TABLE if target.text.tied_head else HEAD
+        shared = HEAD if HEAD in target_tensors else TABLE
         head = build_candidate_head(config, shared, SELECTOR_PROJECTION, target_tensors | tensors)
         graphs.write(f"{draft.name}.head", head)
     elif vocab_size is not None:

@@ -6,7 +6,8 @@ Knows alignment, precision and digests; knows no model. Peak memory is one block
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from ..models.errors import ExportError
 from ..models.manifest import DataFile
+from ..models.precision import FLOATS
 from ..models.stored import StoredTensor
 from .checkpoint import TensorInfo, read_blocks
+from .quantise import pack_blocks, pack_rows, packed_width
 
 # Page alignment lets a runtime map a tensor instead of copying it.
 ALIGNMENT = 4096
@@ -49,29 +52,79 @@ class DataWriter:
         return DataFile(self._handle.tell(), self._digest.hexdigest())
 
     def add(
-        self, name: str, parts: Sequence[TensorInfo], shape: Sequence[int] | None = None
+        self,
+        name: str,
+        parts: Sequence[TensorInfo],
+        shape: Sequence[int] | None = None,
+        matrix: bool = False,
     ) -> None:
         """Append tensors end to end as one tensor `name`, joined along the first axis.
 
-        `shape` reshapes the result, e.g. a convolution kernel to a matrix.
+        `shape` reshapes the result, e.g. a convolution kernel to a matrix. A `matrix` that rows
+        are multiplied with takes the file's precision; other tensors stay floats.
         """
         joined = (sum(p.shape[0] if p.shape else 1 for p in parts), *parts[0].shape[1:])
         shape = tuple(shape) if shape is not None else joined
+        if matrix and self._precision not in FLOATS:
+            self._add_quantised(name, parts, shape)
+            return
         dtype = np.dtype(self._dtype(shape))
         offset = self._align()
         for part in parts:
             for block in read_blocks(part):
                 self._write(_converted(block, dtype, part))
-        num_bytes = self._handle.tell() - offset
-        self.tensors[name] = StoredTensor(name, dtype.name, shape, self.file, offset, num_bytes)
+        self.tensors[name] = self._stored(name, dtype.name, shape, offset)
+
+    def _add_quantised(
+        self, name: str, parts: Sequence[TensorInfo], shape: tuple[int, ...]
+    ) -> None:
+        blocks = (
+            _converted(block, np.dtype(np.float32), part).reshape(-1, shape[-1])
+            for part in parts
+            for block in read_blocks(part)
+        )
+        if self._precision == "w8a8":
+            self._add_rows(name, blocks, shape)
+        else:
+            self._add_blocks(name, blocks, shape)
+
+    def _add_blocks(self, name: str, blocks: Iterator[NDArray], shape: tuple[int, ...]) -> None:
+        """A matrix in blocked form; its scales follow it."""
+        offset, scales = self._align(), []
+        for rows in blocks:
+            packed, scale = pack_blocks(rows, self._precision)
+            self._write(packed)
+            scales.append(scale)
+        packed_shape = (shape[0], *packed_width(self._precision, shape[1]))
+        stored = self._stored(name, "uint8", packed_shape, offset)
+        self._keep_packed(stored, shape[1], np.concatenate(scales))
+
+    def _add_rows(self, name: str, blocks: Iterator[NDArray], shape: tuple[int, ...]) -> None:
+        """A matrix of signed bytes, transposed to [in, out] as its operator wants it."""
+        levels, scales = np.empty(shape[::-1], np.int8), np.empty(shape[0], np.float32)
+        first = 0
+        for rows in blocks:
+            part = slice(first, first + len(rows))
+            packed, scales[part] = pack_rows(rows)
+            levels[:, part] = packed.T
+            first += len(rows)
+        offset = self._align()
+        self._write(levels)
+        self._keep_packed(self._stored(name, "int8", shape[::-1], offset), shape[1], scales)
+
+    def _keep_packed(self, stored: StoredTensor, columns: int, scales: NDArray) -> None:
+        beside = self.add_array(f"{stored.name}.scales", scales)
+        form = self._precision
+        self.tensors[stored.name] = replace(stored, form=form, columns=columns, scales=beside)
+
+    def _stored(self, name: str, dtype: str, shape: tuple[int, ...], offset: int) -> StoredTensor:
+        return StoredTensor(name, dtype, shape, self.file, offset, self._handle.tell() - offset)
 
     def add_array(self, name: str, array: NDArray) -> StoredTensor:
         """Append a small array as it is."""
         offset = self._align()
         self._write(array)
-        stored = StoredTensor(
-            name, array.dtype.name, array.shape, self.file, offset, self._handle.tell() - offset
-        )
+        stored = self._stored(name, array.dtype.name, array.shape, offset)
         self.tensors[name] = stored
         return stored
 

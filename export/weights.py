@@ -24,11 +24,15 @@ HEAD_PREFIXES = ("",)
 
 @dataclass(frozen=True)
 class Wanted:
-    """One stored tensor: its name, the source tensors joined into it, each with its shape."""
+    """One stored tensor: its name, the source tensors joined into it, each with its shape.
+
+    A `matrix` is one that rows are multiplied with; it may be quantised.
+    """
 
     name: str
     parts: tuple[tuple[str, Shape], ...]
     shape: Shape | None = None
+    matrix: bool = False
 
 
 def text_prefixes(target: TargetConfig) -> tuple[str, ...]:
@@ -41,6 +45,16 @@ def one(name: str, *shape: int) -> Wanted:
     return Wanted(name, ((name, shape),))
 
 
+def matrix(name: str, rows: int, columns: int) -> Wanted:
+    """A matrix [out, in] stored under its own name."""
+    return joined(name, ((name, (rows, columns)),))
+
+
+def joined(name: str, parts: tuple[tuple[str, Shape], ...]) -> Wanted:
+    """Matrices that multiply the same rows, stored as one."""
+    return Wanted(name, parts, matrix=True)
+
+
 def attention_layer(
     name: str,
     hidden: int,
@@ -50,21 +64,21 @@ def attention_layer(
     head_dim: int,
     fuse_query: bool,
     gated: bool = False,
+    qk_norm: bool = True,
 ) -> list[Wanted]:
     """One Qwen3 layer; projections that read the same rows are stored as one matrix."""
     attention = f"{name}.self_attn"
     query = (f"{attention}.q_proj.weight", ((1 + gated) * q_size, hidden))
     key_value = tuple((f"{attention}.{k}_proj.weight", (kv_size, hidden)) for k in "kv")
     fused = (
-        [Wanted(f"{attention}.qkv", (query, *key_value))]
+        [joined(f"{attention}.qkv", (query, *key_value))]
         if fuse_query
-        else [Wanted(query[0], (query,)), Wanted(f"{attention}.kv", key_value)]
+        else [joined(query[0], (query,)), joined(f"{attention}.kv", key_value)]
     )
     return [
         *fused,
-        one(f"{attention}.o_proj.weight", hidden, q_size),
-        one(f"{attention}.q_norm.weight", head_dim),
-        one(f"{attention}.k_norm.weight", head_dim),
+        matrix(f"{attention}.o_proj.weight", hidden, q_size),
+        *(one(f"{attention}.{k}_norm.weight", head_dim) for k in "qk" if qk_norm),
         *_mlp(name, hidden, mlp),
     ]
 
@@ -73,8 +87,8 @@ def _mlp(name: str, hidden: int, mlp: int) -> list[Wanted]:
     """The feed-forward half of a layer, and both of the layer's norms."""
     gate_up = tuple((f"{name}.mlp.{k}_proj.weight", (mlp, hidden)) for k in ("gate", "up"))
     return [
-        Wanted(f"{name}.mlp.gate_up", gate_up),
-        one(f"{name}.mlp.down_proj.weight", hidden, mlp),
+        joined(f"{name}.mlp.gate_up", gate_up),
+        matrix(f"{name}.mlp.down_proj.weight", hidden, mlp),
         one(f"{name}.input_layernorm.weight", hidden),
         one(f"{name}.post_attention_layernorm.weight", hidden),
     ]
@@ -97,7 +111,7 @@ def _target_layer(name: str, text: TextConfig) -> list[Wanted]:
     return attention_layer(
         name, text.hidden_size, text.intermediate_size,
         text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim, text.head_dim,
-        fuse_query=True, gated=text.output_gate,
+        fuse_query=True, gated=text.output_gate, qk_norm=text.qk_norm,
     )  # fmt: skip
 
 
@@ -108,12 +122,12 @@ def _linear_attention(name: str, hidden: int, linear: LinearConfig) -> list[Want
     parts = tuple((f"{name}.in_proj_{k}.weight", (size, hidden)) for k, size in sizes.items())
     conv = f"{name}.conv1d.weight"
     return [
-        Wanted(f"{name}.in_proj", parts),
+        joined(f"{name}.in_proj", parts),
         Wanted(conv, ((conv, (linear.conv_width, 1, kernel)),), (linear.conv_width, kernel)),
         one(f"{name}.A_log", heads),
         one(f"{name}.dt_bias", heads),
         one(f"{name}.norm.weight", linear.value_dim),
-        one(f"{name}.out_proj.weight", hidden, linear.value_width),
+        matrix(f"{name}.out_proj.weight", hidden, linear.value_width),
     ]
 
 
@@ -122,7 +136,7 @@ def mtp_weights(text: TextConfig) -> list[Wanted]:
     hidden = text.hidden_size
     norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
     return [
-        one("mtp.fc.weight", hidden, 2 * hidden),
+        matrix("mtp.fc.weight", hidden, 2 * hidden),
         *(one(f"mtp.{name}.weight", hidden) for name in norms),
         *_target_layer("mtp.layers.0", text),
     ]
@@ -136,7 +150,7 @@ def vision_weights(vision: VisionConfig) -> list[Wanted]:
     )  # fmt: skip
     patch = "patch_embed.proj.weight"
     wanted = [
-        Wanted(patch, ((patch, kernel),), (width, vision.patch_dim)),
+        Wanted(patch, ((patch, kernel),), (width, vision.patch_dim), matrix=True),
         one("patch_embed.proj.bias", width),
         one("pos_embed.weight", vision.num_positions, width),
     ]
@@ -169,7 +183,8 @@ def _merger(name: str, norm: int, merged: int, out: int) -> list[Wanted]:
 
 
 def _affine(name: str, *shape: int) -> list[Wanted]:
-    return [one(f"{name}.weight", *shape), one(f"{name}.bias", shape[0])]
+    weight = matrix(f"{name}.weight", *shape) if len(shape) == 2 else one(f"{name}.weight", *shape)
+    return [weight, one(f"{name}.bias", shape[0])]
 
 
 def resolve(

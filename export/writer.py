@@ -27,6 +27,7 @@ from ..models.manifest import (
     Versions,
     write_manifest,
 )
+from ..models.precision import FLOATS, Precisions
 from ..models.stored import StoredTensor
 from .checkpoint import Checkpoint, TensorInfo
 from .drafts import Draft, draft_spec, table_spec, write_draft_graphs, write_draft_weights
@@ -41,6 +42,8 @@ from .weights import (
     TABLE,
     VISION_PREFIXES,
     Wanted,
+    joined,
+    matrix,
     mtp_weights,
     one,
     refuse_leftovers,
@@ -50,7 +53,6 @@ from .weights import (
     vision_weights,
 )
 
-PRECISIONS = ("fp32", "fp16")
 NUM_TOP = 64
 
 Found = list[tuple[Wanted, list[TensorInfo]]]
@@ -59,9 +61,9 @@ Found = list[tuple[Wanted, list[TensorInfo]]]
 class BundleWriter:
     """Writes one bundle into an empty folder."""
 
-    def __init__(self, folder: Path, precision: str, progress: bool) -> None:
+    def __init__(self, folder: Path, precisions: Precisions, progress: bool) -> None:
         self._folder = folder
-        self._precision = precision
+        self._precisions = precisions
         self._progress = progress
         self._graphs = GraphWriter(folder)
         self._files: dict[str, DataFile] = {}
@@ -76,12 +78,12 @@ class BundleWriter:
         drafts: list[Draft],
     ) -> None:
         """Write everything; raises `ExportError` for the first thing that does not fit."""
-        plan = target_plan(checkpoint, target)
+        plan = target_plan(checkpoint, target, self._precisions)
         sources = (checkpoint, *(d.checkpoint for d in drafts))
         total = sum(self._num_bytes(source.tensors.values()) for source in sources)
         with progress(self._progress, total) as bar:
             for file, found in plan.items():
-                self._write_data(file, found, bar)
+                self._write_data(file, found, self._file_precision(file), bar)
             digest = self._digest(checkpoint)
             specs = {d.name: self._write_draft(d, target, digest, bar) for d in drafts}
         taps = tuple(sorted({i for d in drafts for i in d.config.target_layer_ids}))
@@ -90,13 +92,23 @@ class BundleWriter:
         self._write_sidecar("chat_template.jinja", sidecars.chat_template.encode("utf-8"))
         write_manifest(self._manifest(target, sidecars, taps, digest, specs), self._folder)
 
-    def _write_data(self, file: str, found: Found, bar: Progress) -> None:
+    def _write_data(self, file: str, found: Found, precision: str, bar: Progress) -> None:
         bar.begin(file, self._num_bytes(info for _, infos in found for info in infos))
-        with DataWriter(self._folder, file, self._precision, bar.add) as writer:
+        with DataWriter(self._folder, file, precision, bar.add) as writer:
             for want, infos in found:
-                writer.add(want.name, infos, want.shape)
+                writer.add(want.name, infos, want.shape, want.matrix)
             self._tensors |= writer.tensors
             self._files[file] = writer.summary()
+
+    def _file_precision(self, file: str) -> str:
+        chosen = self._precisions
+        parts = {
+            "embedding.data": chosen.table,
+            "head.data": chosen.head,
+            "vision.data": chosen.vision,
+            "mtp.data": chosen.draft,
+        }
+        return parts.get(file, chosen.target)
 
     def _write_sidecar(self, name: str, content: bytes) -> None:
         (self._folder / name).write_bytes(content)
@@ -107,7 +119,7 @@ class BundleWriter:
     ) -> DraftSpec:
         file = f"{draft.name}.data"
         bar.begin(file, self._num_bytes(draft.checkpoint.tensors.values()))
-        with DataWriter(self._folder, file, self._precision, bar.add) as writer:
+        with DataWriter(self._folder, file, self._precisions.draft, bar.add) as writer:
             write_draft_weights(draft, target, writer)
             self._files[file] = writer.summary()
         write_draft_graphs(draft, target, writer.tensors, self._tensors, self._graphs, NUM_TOP)
@@ -115,7 +127,7 @@ class BundleWriter:
 
     def _write_target_graphs(self, target: TargetConfig, taps: tuple[int, ...]) -> None:
         text, tensors = target.text, self._tensors
-        head = TABLE if text.tied_head else HEAD
+        head = HEAD if HEAD in tensors else TABLE
         width, vocab_size = text.hidden_size, text.vocab_size
         if target.vision is not None:
             self._graphs.write("vision", build_vision(target.vision, tensors))
@@ -142,7 +154,7 @@ class BundleWriter:
         return Manifest(
             format_version=FORMAT_VERSION,
             family=target.family,
-            precision=self._precision,
+            precision=self._precisions,
             versions=Versions(importlib.metadata.version("dflash-onnx"), onnx.__version__),
             target=target,
             image=sidecars.image,
@@ -169,15 +181,17 @@ class BundleWriter:
 
     def _num_bytes(self, tensors: Iterable[TensorInfo]) -> int:
         """About how large tensors are when written, for the progress."""
-        width = {"fp32": 4, "fp16": 2}[self._precision]
+        width = {"fp32": 4, "fp16": 2}.get(self._precisions.target, 1)
         return width * sum(math.prod(tensor.shape) for tensor in tensors)
 
 
-def target_plan(checkpoint: Checkpoint, target: TargetConfig) -> dict[str, Found]:
+def target_plan(
+    checkpoint: Checkpoint, target: TargetConfig, precisions: Precisions
+) -> dict[str, Found]:
     """Data file -> tensors to write, with every tensor of the checkpoint accounted for."""
     text, prefixes = target.text, text_prefixes(target)
-    table = one(TABLE, text.vocab_size, text.hidden_size)
-    head = one(HEAD, text.vocab_size, text.hidden_size)
+    size = (text.vocab_size, text.hidden_size)
+    table = one(TABLE, *size)
     plan = {
         "embedding.data": resolve([table], checkpoint, prefixes),
         "target.data": resolve(text_weights(text), checkpoint, prefixes),
@@ -189,8 +203,12 @@ def target_plan(checkpoint: Checkpoint, target: TargetConfig) -> dict[str, Found
     ignored = {f"{p}rotary_emb.": "recomputed" for p in prefixes}
     if text.tied_head:
         ignored[HEAD] = "tied: the embedding table is the head"
-    else:
-        plan["head.data"] = resolve([head], checkpoint, HEAD_PREFIXES)
+    if not text.tied_head:
+        plan["head.data"] = resolve([matrix(HEAD, *size)], checkpoint, HEAD_PREFIXES)
+    elif precisions.head not in FLOATS:
+        # A quantised head is a matrix of its own, made from the table.
+        head = joined(HEAD, ((TABLE, size),))
+        plan["head.data"] = resolve([head], checkpoint, prefixes)
     used = [info for found in plan.values() for _, infos in found for info in infos]
     refuse_leftovers(checkpoint, used, ignored)
     return plan

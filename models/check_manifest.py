@@ -6,6 +6,7 @@ every key is there and of its type is `read_manifest`'s business.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from .check_graphs import check_graphs
@@ -14,9 +15,9 @@ from .config import SUPPORTED_TARGETS
 from .draft_config import SUPPORTED_DRAFTS
 from .errors import ManifestError
 from .manifest import DraftSpec, Manifest, TableSpec
+from .precision import PRECISIONS
 from .requirements import Place
 
-PRECISIONS = ("fp32", "fp16")
 SIDECARS = ("tokenizer.json", "chat_template.jinja")
 WEIGHT_BYTES = {"float32": 4, "float16": 2}
 INDEX_BYTES = {"int64": 8}
@@ -27,8 +28,11 @@ def check_manifest(manifest: Manifest, where: str) -> None:
     place = Place(where)
     place.one_of("target.architecture", manifest.target.architecture, SUPPORTED_TARGETS)
     place.equal("family", manifest.family, manifest.target.family, "target.architecture")
-    place.one_of("precision", manifest.precision, PRECISIONS)
+    for part, precision in dataclasses.asdict(manifest.precision).items():
+        place.one_of(f"precision.{part}", precision, PRECISIONS)
     place.require(not manifest.mtp or manifest.target.mtp, "mtp", "false without target.mtp", True)
+    unused = not manifest.mtp and "mtp" in manifest.graphs
+    place.require(not unused, "mtp", "true beside a graph of that name", manifest.mtp)
     before = manifest.tap_before_deepstack
     place.require(before, "tap_before_deepstack", "true in this version", before)
     place.equal("the keys of sidecars", sorted(manifest.sidecars), sorted(SIDECARS), "all of them")

@@ -34,6 +34,8 @@ def _check_parts(place: Place, manifest: Manifest) -> None:
     for key in ("output_gate", "zero_centred_norms"):
         got = getattr(target.text, key)
         place.equal(f"target.text.{key}", got, kind.hybrid, "target.architecture")
+    place.require(kind.hybrid or not target.mtp, "target.mtp", "false here", target.mtp)
+    place.equal("target.text.qk_norm", target.text.qk_norm, kind.qk_norm, "target.architecture")
     axes = target.text.rope.mrope_section is not None
     place.equal("target.text.rope has sections", axes, kind.mrope, "target.architecture")
 

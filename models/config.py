@@ -17,11 +17,13 @@ from .vision_config import VisionConfig, parse_vision
 
 @dataclass(frozen=True)
 class Architecture:
-    """What sets an architecture's decoder apart; `hybrid` ones have Gated DeltaNet layers."""
+    """What sets an architecture apart; `hybrid` decoders have Gated DeltaNet layers, `qk_norm`
+    ones normalise queries and keys per head."""
 
     family: str
     hybrid: bool
     vision: bool
+    qk_norm: bool = True
 
     @property
     def mrope(self) -> bool:
@@ -34,6 +36,7 @@ ARCHITECTURES = {
     "Qwen3_5ForConditionalGeneration": Architecture("qwen3_5", hybrid=True, vision=True),
     "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", hybrid=True, vision=False),
     "Qwen3ForCausalLM": Architecture("qwen3", hybrid=False, vision=False),
+    "LlamaForCausalLM": Architecture("llama", hybrid=False, vision=False, qk_norm=False),
 }
 SUPPORTED_TARGETS = tuple(ARCHITECTURES)
 
@@ -78,7 +81,7 @@ def parse_target(raw: dict[str, Any], where: str) -> TargetConfig:
     kind, fields = ARCHITECTURES[name], Fields(where, raw)
     fields.refuse_quantized()
     section = fields.section("text_config") if kind.vision else fields
-    text = parse_text(section, fields, kind.hybrid, kind.mrope)
+    text = parse_text(section, fields, kind.hybrid, kind.mrope, kind.qk_norm)
     mtp = kind.hybrid and _has_mtp(section)
     if not kind.vision:
         return TargetConfig(name, text, None, None, mtp)
@@ -124,12 +127,13 @@ def _special_id(fields: Fields, key: str, vocab_size: int) -> int:
 def _architecture(raw: dict[str, Any], where: str) -> str:
     names = raw.get("architectures") or [raw.get("model_type")]
     name = names[0] if isinstance(names, list) else names
-    if name not in ARCHITECTURES:
+    # A damaged file may have a list or an object here, which no dictionary can look up.
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ExportError(
             f"{where}: targets of architecture {name!r} are not supported "
             f"(supported: {', '.join(SUPPORTED_TARGETS)})."
         )
-    return str(name)
+    return name
 
 
 __all__ = [

@@ -16,6 +16,7 @@ from .config import RopeConfig, TargetConfig
 from .draft_config import DraftLayer
 from .errors import ManifestError
 from .image_config import ImageConfig
+from .precision import Precisions
 from .strict_json import from_json, to_json
 
 FORMAT_VERSION = 2
@@ -115,7 +116,7 @@ class Manifest:
 
     format_version: int
     family: str
-    precision: str
+    precision: Precisions
     versions: Versions
     target: TargetConfig
     image: ImageConfig | None

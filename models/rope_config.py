@@ -56,7 +56,7 @@ def parse_mrope(text: Fields, head_dim: int, partial: bool) -> RopeConfig:
             "'mrope_interleaved' must be true."
         )
     width = _rotary_dim(rope, head_dim) if partial else head_dim
-    if len(section) != 3 or 2 * sum(section) != width:
+    if len(section) != 3 or min(section) < 0 or 2 * sum(section) != width:
         raise rope.bad("mrope_section", f"three numbers that add up to {width // 2}", section)
     return RopeConfig(rope.number("rope_theta", above=0.0), width, section)
 
@@ -64,7 +64,7 @@ def parse_mrope(text: Fields, head_dim: int, partial: bool) -> RopeConfig:
 def _rotary_dim(rope: Fields, head_dim: int) -> int:
     """The rotated width of a head, from the checkpoint's own factor."""
     factor = rope.number("partial_rotary_factor", above=0.0)
-    width = int(head_dim * factor)
+    width = int(head_dim * min(factor, 1.0))
     if factor > 1 or width < 2 or width % 2:
         expected = f"at most 1 and to leave an even part of head_dim={head_dim}"
         raise rope.bad("partial_rotary_factor", expected, factor)

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor inside a data file of the bundle; `dtype` is the ONNX-style name, e.g. float16."""
+    """A tensor inside a data file of the bundle; `dtype` is the ONNX-style name, e.g. float16.
+
+    A matrix [out, columns] in a quantised `form` is stored packed, with its `scales` beside it.
+    """
 
     name: str
     dtype: str
@@ -19,6 +22,9 @@ class StoredTensor:
     file: str
     offset: int
     num_bytes: int
+    form: str | None = None
+    columns: int = 0
+    scales: StoredTensor | None = None
 
 
 Tensors = Mapping[str, StoredTensor]

@@ -59,8 +59,9 @@ class LinearConfig:
 class TextConfig:
     """The text decoder of a target.
 
-    `linear_layers` are the numbers of the recurrent layers, the others attend. `output_gate`:
-    attention heads are gated; `zero_centred_norms`: a norm multiplies by 1 + weight.
+    `linear_layers` are the numbers of the recurrent layers, the others attend. `qk_norm`: queries
+    and keys are normalised per head; `output_gate`: attention heads are gated;
+    `zero_centred_norms`: a norm multiplies by 1 + weight.
     """
 
     vocab_size: int
@@ -76,6 +77,7 @@ class TextConfig:
     context_limit: int
     linear_layers: tuple[int, ...]
     linear: LinearConfig | None
+    qk_norm: bool
     output_gate: bool
     zero_centred_norms: bool
 
@@ -85,10 +87,10 @@ class TextConfig:
         return tuple(i for i in range(self.num_layers) if i not in self.linear_layers)
 
 
-def parse_text(text: Fields, top: Fields, hybrid: bool, mrope: bool) -> TextConfig:
+def parse_text(text: Fields, top: Fields, hybrid: bool, mrope: bool, qk_norm: bool) -> TextConfig:
     """The text decoder's section; `hybrid` is the Qwen3.5 family, `mrope` has three axes."""
     _refuse_variants(text, hybrid)
-    head_dim = text.integer("head_dim")
+    head_dim = text.integer("head_dim") if qk_norm else _llama_head_dim(text)
     num_heads, num_kv_heads = attention_heads(text)
     linear_layers = _linear_layers(text) if hybrid else ()
     return TextConfig(
@@ -105,6 +107,7 @@ def parse_text(text: Fields, top: Fields, hybrid: bool, mrope: bool) -> TextConf
         context_limit=text.integer("max_position_embeddings"),
         linear_layers=linear_layers,
         linear=_linear(text) if linear_layers else None,
+        qk_norm=qk_norm,
         output_gate=hybrid,
         zero_centred_norms=hybrid,
     )
@@ -113,6 +116,7 @@ def parse_text(text: Fields, top: Fields, hybrid: bool, mrope: bool) -> TextConf
 def _refuse_variants(text: Fields, hybrid: bool) -> None:
     text.refuse("hidden_act", "silu")
     text.refuse("attention_bias", False)
+    text.refuse("mlp_bias", False)
     text.refuse("use_sliding_window", False)
     if text.flag("use_sliding_window") is None:
         # Where the switch is there and off, the window's width means nothing.
@@ -124,6 +128,15 @@ def _refuse_variants(text: Fields, hybrid: bool) -> None:
         text.refuse("attn_output_gate", True)
     elif text.get("layer_types") is not None:
         _layer_types(text, (ATTENTION,))
+
+
+def _llama_head_dim(text: Fields) -> int:
+    """Where Llama's file does not state it, it is by definition an equal part of the width."""
+    hidden, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
+    stated = text.optional_integer("head_dim")
+    if stated is None and hidden % heads:
+        raise text.bad("num_attention_heads", f"a divisor of hidden_size={hidden}", heads)
+    return hidden // heads if stated is None else stated
 
 
 def _tied_head(text: Fields, top: Fields) -> bool:
@@ -148,14 +161,15 @@ def _layer_types(text: Fields, supported: tuple[str, ...]) -> tuple[str, ...]:
 def _linear_layers(text: Fields) -> tuple[int, ...]:
     """Which layers are recurrent: as listed, or all but every `full_attention_interval`-th."""
     count = text.integer("num_hidden_layers")
-    if text.get("layer_types") is not None:
+    key = "layer_types" if text.get("layer_types") is not None else "full_attention_interval"
+    if key == "layer_types":
         kinds = _layer_types(text, (ATTENTION, LINEAR))
         layers = tuple(i for i, kind in enumerate(kinds) if kind == LINEAR)
     else:
-        interval = text.integer("full_attention_interval")
+        interval = text.integer(key)
         layers = tuple(i for i in range(count) if (i + 1) % interval)
     if len(layers) == count:
-        raise text.bad("layer_types", "with at least one full_attention layer", "none")
+        raise text.bad(key, f"such that one of the {count} layers attends", text.get(key))
     return layers
 
 

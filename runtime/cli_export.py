@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..models.draft_config import MEDIA_ANSWERS
 from ..models.manifest import read_manifest
+from ..models.precision import PRECISIONS
 from .selfcheck import self_check
 
 
@@ -20,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "--draft", type=Path, action="append", default=[], metavar="DIR",
         help="folder of a drafter; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--precision", default="fp32", help="fp32 or fp16 (default fp32)")
+    _add_precisions(parser)
     parser.add_argument(
         "--draft-media", choices=tuple(MEDIA_ANSWERS),
         help="was the drafter trained on image rows? (default: as its config.json says)",
@@ -36,6 +37,16 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_precisions(parser: argparse.ArgumentParser) -> None:
+    names = ", ".join(PRECISIONS)
+    parser.add_argument("--precision", default="fp32", metavar="P", help=f"{names} (default fp32)")
+    for part, default in (("head", "as the target"), ("draft", "as the target")):
+        parser.add_argument(f"--{part}-precision", metavar="P", help=f"default: {default}")
+    parser.add_argument(
+        "--vision-precision", metavar="P", help="default: as the target if a float, else fp16"
+    )
+
+
 def execute(options: argparse.Namespace) -> None:
     """Export, check, and say what was written."""
     from ..export.bundle import ExportOptions, export_bundle
@@ -46,6 +57,9 @@ def execute(options: argparse.Namespace) -> None:
             output=options.output,
             drafts=tuple(options.draft),
             precision=options.precision,
+            head_precision=options.head_precision,
+            draft_precision=options.draft_precision,
+            vision_precision=options.vision_precision,
             draft_media=options.draft_media,
             max_pixels=options.max_pixels,
             force=options.force,

@@ -131,7 +131,7 @@ class Model:
             "name": runtime.provider,
             "onnxruntime": runtime.version,
             "threads": runtime.threads,
-            "precision": self.manifest.precision,
+            "precision": str(self.manifest.precision),
         }
 
     def _layout(

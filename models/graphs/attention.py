@@ -48,12 +48,13 @@ class CausalAttention:
         return query, ops.reshape(g, gate, -1, heads * d)
 
     def _rotated(self, x: str, norm: str, num_heads: int) -> str:
-        text = self._text
-        scale = ops.norm_scale(self._g, norm, text.zero_centred_norms)
-        heads = ops.normed_heads(self._g, x, scale, text.rms_norm_eps, num_heads, text.head_dim)
-        return ops.rotary(
-            self._g, heads, self._tables, num_heads, text.head_dim, text.rope.rotary_dim
-        )
+        g, text, d = self._g, self._text, self._text.head_dim
+        if text.qk_norm:
+            scale = ops.norm_scale(g, norm, text.zero_centred_norms)
+            heads = ops.normed_heads(g, x, scale, text.rms_norm_eps, num_heads, d)
+        else:
+            heads = ops.reshape(g, x, 1, -1, num_heads * d)
+        return ops.rotary(g, heads, self._tables, num_heads, d, text.rope.rotary_dim)
 
     def _attend(self, layer: int, rows: tuple[str, str, str]) -> str:
         g, text = self._g, self._text

@@ -25,6 +25,8 @@ DTYPES = {
     "float16": TensorProto.FLOAT16,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
 }
 
 Shape = Sequence[int | str]
@@ -88,11 +90,20 @@ class GraphBuilder:
         self._initializers.setdefault(name, numpy_helper.from_array(array, name))
         return name
 
+    def stored(self, name: str) -> StoredTensor:
+        """Where a weight of the bundle lies, and in what form."""
+        return self._tensors[name]
+
+    def raw(self, stored: StoredTensor) -> str:
+        """A weight as it is stored."""
+        self._initializers[stored.name] = _external(stored)
+        return stored.name
+
     def weight(self, name: str) -> str:
         """A weight of the bundle as float32; half-precision files are cast once, at load."""
         if name not in self._weights:
             stored = self._tensors[name]
-            self._initializers[name] = _external(stored)
+            self.raw(stored)
             half = stored.dtype != "float32"
             self._weights[name] = self.op("Cast", name, to=TensorProto.FLOAT) if half else name
         return self._weights[name]

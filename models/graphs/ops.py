@@ -8,15 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from .builder import CONTRIB, GraphBuilder
+from .matmul import linear as linear
 
 FULL_STOP = np.iinfo(np.int64).max
 Tables = tuple[str, str]
-
-
-def linear(g: GraphBuilder, x: str, weight: str, bias: str | None = None) -> str:
-    """x [n, in] times the weight as stored, [out, in]; rows never depend on n (ort.md, 4e)."""
-    inputs = [x, g.weight(weight)] + ([g.weight(bias)] if bias else [])
-    return g.op("Gemm", *inputs, transB=1)
 
 
 def norm_scale(g: GraphBuilder, weight: str, zero_centred: bool) -> str:

@@ -54,7 +54,7 @@ def test_manifest_holds_the_checkpoints_own_values(pair: Path) -> None:
     Stop ids come from generation_config.json, banned ones from placeholders and spare columns."""
     make_draft(pair / "draft", pair / "target", sliding_window=16, is_causal=False, taps=(3, 0))
     manifest = read_manifest(export(pair))
-    assert (manifest.family, manifest.precision, manifest.tokenizer_size) == (
+    assert (manifest.family, str(manifest.precision), manifest.tokenizer_size) == (
         "qwen3_vl", "fp32", 504,
     )  # fmt: skip
     assert manifest.stop_ids == (497, 495)
