@@ -5,8 +5,8 @@ Everything is written under a temporary name beside the destination and renamed 
 
 from __future__ import annotations
 
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,10 +107,11 @@ def _refuse_others(folder: Path, output: Path) -> None:
 @contextmanager
 def _finished_folder(options: ExportOptions) -> Iterator[Path]:
     """A temporary folder that becomes the output when the body succeeds, and vanishes otherwise."""
-    temporary, output = None, options.output.absolute()
+    output = options.output.absolute()
+    temporary = _unused_name(output, "partial")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.partial-", dir=output.parent))
+        temporary.mkdir()
         temporary.chmod(0o755)
         yield temporary
         # An export takes long, and something may have got the name since the first look.
@@ -119,8 +120,12 @@ def _finished_folder(options: ExportOptions) -> Iterator[Path]:
     except OSError as error:
         raise ExportError(f"{output} cannot be written: {error}") from error
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _unused_name(output: Path, kind: str) -> Path:
+    """A hidden name beside the output, known before its folder exists: no interrupt can lose it."""
+    return output.parent / f".{output.name}.{kind}-{secrets.token_hex(8)}"
 
 
 def _put_in_place(temporary: Path, output: Path) -> None:
@@ -145,9 +150,10 @@ def _take_name(temporary: Path, output: Path) -> None:
 
 def _replace(temporary: Path, output: Path) -> None:
     """Put the new folder in place of a bundle, which is deleted only when the name is taken."""
-    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old-", dir=output.parent))
+    old = _unused_name(output, "old")
     kept = old / "bundle"
     try:
+        old.mkdir()
         output.rename(kept)
         # Only now is it certain what was there.
         _refuse_others(kept, output)

@@ -5,6 +5,8 @@ No graph sees a position; it gets the cosines and sines made here, one row per q
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,7 @@ from .rope_config import RopeConfig
 Float = NDArray[np.float32]
 
 
+@lru_cache(maxsize=16)
 def inverse_frequencies(rotary_dim: int, theta: float) -> Float:
     """Inverse frequencies [rotary_dim / 2] in float32."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)

@@ -86,7 +86,9 @@ def map_table(folder: Path, table: TableSpec) -> NDArray:
     """A table of the bundle, mapped and not read."""
     path = bundle_file(folder, table.file)
     try:
-        return np.memmap(path, np.dtype(table.dtype), "r", table.offset, tuple(table.shape))
+        mapped = np.memmap(path, np.dtype(table.dtype), "r", table.offset, tuple(table.shape))
+        # As a plain array, which rows are taken from several times faster.
+        return np.asarray(mapped)
     except (OSError, ValueError, TypeError) as error:
         raise _unreadable(path, error) from error
 

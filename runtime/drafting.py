@@ -11,8 +11,6 @@ from dataclasses import replace
 from operator import index
 from typing import TypeVar
 
-import numpy as np
-
 from ..models.positions import Position, Row
 from .drafters.base import DraftCounts, Drafter, Observed, Proposal, Request
 from .sampling import Distribution
@@ -30,7 +28,7 @@ class DraftRunner:
         self.counts: DraftCounts = drafter.counts
         self.state = "on"
         self._taps = drafter.taps
-        self._banned = np.array(sorted(banned_ids), np.int64)
+        self._banned = frozenset(banned_ids)
         self._vocab_size = vocab_size
 
     @property
@@ -73,11 +71,11 @@ class DraftRunner:
         for token, proposal in zip(ids, proposals, strict=True):
             if not proposal.probability(token) > 0:
                 raise ValueError(f"draft {token} has no probability in its own distribution")
-            if np.isin(proposal.ids, self._banned).any():
+            if not self._banned.isdisjoint(proposal.ids.tolist()):
                 raise ValueError("a distribution gives weight to a placeholder id")
 
     def _refused(self, token: int) -> bool:
-        return not 0 <= token < self._vocab_size or bool(np.isin(token, self._banned))
+        return not 0 <= token < self._vocab_size or token in self._banned
 
     def _guarded(self, what: str, call: Callable[[], T], instead: T) -> T:
         if not self.is_on:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..models.text_config import LinearConfig
-from .session import Binding
+from .binding import Binding
 
 Float = NDArray[np.float32]
 
@@ -49,22 +49,24 @@ class RecurrentState:
         window = (linear.conv_kernel - 1, linear.conv_width)
         self._states = tuple(np.zeros(state, np.float32) for _ in layers)
         self._windows = tuple(np.zeros(window, np.float32) for _ in layers)
-        self._no_rows = np.zeros((idle_rows, linear.replay_width), np.float32)
         # What the last uncertain call computed: convolution inputs, and rows to replay.
         self._conv_rows: list[Float] = []
         self._new_rows: list[Float] = []
-        self._replay_nothing()
+        # Rows for the next call to replay; a masked row changes nothing.
+        self._nothing = [np.zeros((idle_rows, linear.replay_width), np.float32) for _ in layers]
+        self._pending: list[Float] = []
 
     @property
     def num_bytes(self) -> int:
         """Memory held: one state and window per layer, and the rows kept aside."""
-        aside = (*self._conv_rows, *self._new_rows)
+        aside = (*self._conv_rows, *self._new_rows, *self._pending)
         return sum(array.nbytes for array in (*self._states, *self._windows, *aside))
 
     def begin(self, certain: bool) -> tuple[str, ...]:
         """Bind a call whose rows will (`certain`) or may be committed; returns outputs to fetch."""
         if certain is not self._bound_as:
             self._bind(certain)
+        self._replay(self._pending or self._nothing)
         self.is_whole = False
         names = () if certain else ("conv_rows", "replay_rows")
         return tuple(f"{name}.{i}" for name in names for i in self._layers)
@@ -73,22 +75,20 @@ class RecurrentState:
         """Take what `begin` asked for; the rows replayed by this call are part of the state now."""
         count = len(fetched) // 2
         self._conv_rows, self._new_rows = fetched[:count], fetched[count:]
-        self._replay_nothing()
+        self._pending = []
         self.is_whole = bool(fetched)
 
     def commit(self, num_rows: int) -> None:
         """Keep the first `num_rows` rows of the last call; all of them if they were certain."""
         for window, rows in zip(self._windows, self._conv_rows, strict=False):
             window[:] = rows[num_rows : num_rows + len(window)]
-        if self._new_rows:
-            self._num_replayed = num_rows
-            self._replay([rows[:num_rows] for rows in self._new_rows], 1)
+        self._pending = [rows[:num_rows] for rows in self._new_rows]
         self._conv_rows, self._new_rows = [], []
         self.is_whole = True
 
     def copy(self) -> StateCopy:
         """A copy to come back to; only after a certain call, when nothing is left to replay."""
-        assert self.is_whole and not self._num_replayed
+        assert self.is_whole and not self._pending
         states, windows = (tuple(a.copy() for a in x) for x in (self._states, self._windows))
         return StateCopy(states, windows)
 
@@ -100,8 +100,7 @@ class RecurrentState:
         ):
             for i, array in enumerate(ours):
                 array[:] = theirs[i] if theirs else 0
-        self._conv_rows, self._new_rows = [], []
-        self._replay_nothing()
+        self._conv_rows, self._new_rows, self._pending = [], [], []
         self.is_whole = True
 
     def _bind(self, certain: bool) -> None:
@@ -115,12 +114,9 @@ class RecurrentState:
                 self._binding.unshare(f"conv_last.{i}")
         self._bound_as = certain
 
-    def _replay_nothing(self) -> None:
-        self._num_replayed = 0
-        self._replay([self._no_rows] * len(self._layers), 0)
-
-    def _replay(self, rows: list[Float], mask: int) -> None:
-        """Rows for the next call to replay; a masked row changes nothing."""
-        self._binding.feed("replay_mask", np.full(len(rows[0]), mask, np.float32))
+    def _replay(self, rows: list[Float]) -> None:
+        """Bind rows to replay; those that stand for nothing are masked."""
+        mask = np.full(len(rows[0]), rows is not self._nothing, np.float32)
+        self._binding.attach("replay_mask", mask, shapes_outputs=False)
         for i, kept in zip(self._layers, rows, strict=True):
-            self._binding.feed(f"replay.{i}", kept)
+            self._binding.attach(f"replay.{i}", kept, shapes_outputs=False)

@@ -6,20 +6,17 @@ conversations and threads; a `Binding` belongs to one caller.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..models.bundle_path import bundle_file
 from ..models.errors import DflashOnnxError, ManifestError, ProviderError
 from ..models.interfaces import shapes_fit
 from ..models.manifest import GraphSpec, TensorSpec
+from .binding import Array, Binding
 from .providers import import_onnxruntime, num_threads, provider_name
-
-Array = NDArray[Any]
 
 # How ONNX Runtime names its element types.
 ELEMENT_TYPES = {
@@ -117,66 +114,36 @@ class Graph:
         self._ort = ort
         self._session = session
         self._spec = spec
+        self._threads = threading.local()
         self.outputs = tuple(o.name for o in spec.outputs)
 
     def bind(self) -> Binding:
         """A new set of inputs and outputs for one caller."""
         return Binding(self._ort, self._session)
 
-    def run(self, feeds: Mapping[str, Array], fetch: Iterable[str] | None = None) -> list[Array]:
-        """Run once on host arrays and return the fetched outputs in order."""
-        binding = self.bind()
+    def run(
+        self,
+        feeds: Mapping[str, Array],
+        fetch: Iterable[str] | None = None,
+        constants: Mapping[str, Array] | None = None,
+    ) -> list[Array]:
+        """Run on host arrays, which are copied, and return the fetched outputs in order.
+
+        `constants` are inputs that the caller keeps and never changes; they are not copied.
+        """
+        binding = self._thread_binding()
         for name, array in feeds.items():
             binding.feed(name, array)
+        for name, array in (constants or {}).items():
+            binding.attach(name, array)
         return binding.run(self.outputs if fetch is None else tuple(fetch))
 
-
-class Binding:
-    """IO binding of one graph: inputs stay bound between runs until they are replaced."""
-
-    def __init__(self, ort: Any, session: Any) -> None:
-        self._ort = ort
-        self._session = session
-        self._binding = session.io_binding()
-        # The runtime reads these buffers by address, so they must outlive the run.
-        self._alive: dict[str, Any] = {}
-        self._shared: dict[str, Any] = {}
-        # None: the outputs are not bound yet.
-        self._fetch: tuple[str, ...] | None = None
-
-    def feed(self, name: str, array: Array) -> None:
-        """Bind an input to a host array without copying it."""
-        contiguous = np.ascontiguousarray(array)
-        value = self._ort.OrtValue.ortvalue_from_numpy(contiguous)
-        self._alive[name] = (contiguous, value)
-        self._binding.bind_ortvalue_input(name, value)
-
-    def share(self, input_name: str, output_name: str, array: Array) -> None:
-        """Bind one buffer as input and output, so that the graph updates it in place."""
-        self.feed(input_name, array)
-        self._shared[output_name] = self._alive[input_name][1]
-        self._fetch = None
-
-    def unshare(self, output_name: str) -> None:
-        """Leave an output to itself again; its input keeps its buffer."""
-        if self._shared.pop(output_name, None) is not None:
-            self._fetch = None
-
-    def run(self, fetch: Iterable[str]) -> list[Array]:
-        """Run and return the fetched outputs as host arrays, in the order asked."""
-        fetch = tuple(fetch)
-        if fetch != self._fetch:
-            self._binding.clear_binding_outputs()
-        for name in fetch:
-            self._binding.bind_output(name, "cpu")
-        if fetch != self._fetch:
-            for name, value in self._shared.items():
-                self._binding.bind_ortvalue_output(name, value)
-            self._fetch = fetch
-        self._session.run_with_iobinding(self._binding)
-        outputs = self._binding.get_outputs()[: len(fetch)]
-        # Copied: the view's memory belongs to the binding and the next run may reuse it.
-        return [np.array(output.numpy()) for output in outputs]
+    def _thread_binding(self) -> Binding:
+        """One binding per thread: making one costs more than a small call."""
+        held: Binding | None = self._threads.__dict__.get("binding")
+        if held is None:
+            held = self._threads.__dict__["binding"] = self.bind()
+        return held
 
 
 def _check_interface(path: Path, spec: GraphSpec, session: Any) -> None:

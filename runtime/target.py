@@ -61,7 +61,7 @@ class Head:
         return HeadRows(*outputs, *(() if with_logits else (None,)))
 
     def _run(self, hidden: Float, rows: Ints, fetch: tuple[str, ...]) -> list[NDArray]:
-        return self._graph.run({"hidden": hidden, "rows": rows, "bias": self._bias}, fetch)
+        return self._graph.run({"hidden": hidden, "rows": rows}, fetch, {"bias": self._bias})
 
 
 class Target:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ..models.errors import ContextError
 from ..models.positions import Row
+from .binding import Binding
 from .recurrent_state import RecurrentState, StateCopy
-from .session import Binding
 
 INITIAL_ROWS = 256
 # Copies of recurrent state kept to come back to; each is as large as the state itself.

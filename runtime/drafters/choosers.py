@@ -61,7 +61,7 @@ class SelectorWalk:
 
     def candidates(self, hidden: Float) -> tuple[Float, Ints, Float]:
         """Transformed logits [n, K] and ids [n, K] of each row's candidates, projections [n, r]."""
-        values, ids, projected = self._graph.run({"hidden": hidden, "bias": self._bias})
+        values, ids, projected = self._graph.run({"hidden": hidden}, constants={"bias": self._bias})
         return values, ids, projected
 
     def scores(self, previous: int, values: Float, ids: Ints, projected: Float) -> Float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ...models.draft_config import DraftLayer
 from ...models.manifest import DraftSpec, Manifest
 from ...models.positions import Ints, visible_block, visible_context
 from ...models.rope import rotary_table
+from ..binding import Binding
 from ..session import Runtime
 from ..target import Head, Target, map_table
 from .base import Drafted, DraftSampling
@@ -70,6 +72,11 @@ class DFlashNetworks:
         self.block_size = spec.block_size
         self.layers = spec.layers
         self.kinds = spec.mask_kinds
+        self._by_kind = [
+            [n for n, layer in enumerate(self.layers) if layer == kind] for kind in self.kinds
+        ]
+        # One for each drafter at work, as long as its caches live.
+        self._bindings: WeakKeyDictionary[DraftCache, Binding] = WeakKeyDictionary()
         self._target = target
         self._inject = runtime.open(graphs[f"{name}.inject"])
         self._block = runtime.open(graphs[f"{name}.block"])
@@ -103,16 +110,19 @@ class DFlashNetworks:
 
     def block(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> Float:
         """Hidden rows [B, H] of a block, the anchor's included."""
+        binding = self._bindings.get(caches[0])
+        if binding is None:
+            binding = self._bindings[caches[0]] = self._block.bind()
         cos, sin = rotary_table(positions, self.spec.rope)
-        feeds: dict[str, np.ndarray] = {"embeds": self._embeds(anchor, positions.size)}
-        feeds |= {"cos": cos, "sin": sin}
+        binding.feed("embeds", self._embeds(anchor, positions.size))
+        binding.feed("cos", cos)
+        binding.feed("sin", sin)
         for i, (kind, cache) in enumerate(zip(self.kinds, caches, strict=True)):
-            feeds[f"mask.{i}"] = _mask(kind, cache, positions)
-            layers = [n for n, layer in enumerate(self.layers) if layer == kind]
-            for layer, key, value in zip(layers, cache.keys, cache.values, strict=True):
-                feeds[f"past_key_values.{layer}.key"] = key
-                feeds[f"past_key_values.{layer}.value"] = value
-        return self._block.run(feeds)[0]
+            binding.feed(f"mask.{i}", _mask(kind, cache, positions))
+            for layer, key, value in zip(self._by_kind[i], cache.keys, cache.values, strict=True):
+                binding.attach(f"past_key_values.{layer}.key", key)
+                binding.attach(f"past_key_values.{layer}.value", value)
+        return binding.run(("hidden",))[0]
 
     def zero_features(self, num_rows: int) -> list[Float]:
         """Feature rows of zeros, which give K = V = 0."""

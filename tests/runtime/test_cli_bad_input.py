@@ -68,7 +68,7 @@ def _edit(path: Path, **changes: object) -> None:
 def _break_checkpoint(folder: Path, how: str) -> None:
     target, draft = folder / "target", folder / "draft"
     breaks: dict[str, Callable[[], object]] = {
-        "family": lambda: _edit(target / "config.json", architectures=["LlamaForCausalLM"]),
+        "family": lambda: _edit(target / "config.json", architectures=["MistralForCausalLM"]),
         "no config": lambda: (target / "config.json").unlink(),
         "no weights": lambda: (target / "model.safetensors").unlink(),
         "no tokenizer": lambda: (target / "tokenizer.json").unlink(),
@@ -84,7 +84,7 @@ def _break_checkpoint(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("family", "'LlamaForCausalLM' are not supported (supported: Qwen3VLForConditional"),
+        ("family", "'MistralForCausalLM' are not supported (supported: Qwen3VLForConditional"),
         ("no config", "config.json is missing"),
         ("no weights", "neither model.safetensors nor model.safetensors.index.json"),
         ("no tokenizer", "tokenizer.json is missing"),

@@ -19,8 +19,9 @@ from dflash_onnx.export.bundle import ExportOptions, export_bundle
 from dflash_onnx.models.errors import ExportError
 from dflash_onnx.models.graphs.dflash import build_append
 from dflash_onnx.models.manifest import read_manifest
+from dflash_onnx.runtime.binding import Binding
 from dflash_onnx.runtime.selfcheck import self_check
-from dflash_onnx.runtime.session import Binding, Graph
+from dflash_onnx.runtime.session import Graph
 from dflash_onnx.runtime.target import Target
 
 
