@@ -17,7 +17,7 @@ from ..models.config import TargetConfig
 from ..models.draft_config import MEDIA_ANSWERS, DraftConfig, parse_draft
 from ..models.errors import ExportError
 from ..models.graphs.dflash import build_append, build_block, build_inject
-from ..models.graphs.dflash2 import build_candidate_head
+from ..models.graphs.dflash2 import build_projection
 from ..models.graphs.target import build_head
 from ..models.manifest import DraftSpec, SelectorSpec, TableSpec
 from ..models.stored import StoredTensor
@@ -144,11 +144,10 @@ def write_draft_graphs(
     draft: Draft,
     target: TargetConfig,
     tensors: dict[str, StoredTensor],
-    target_tensors: dict[str, StoredTensor],
     graphs: GraphWriter,
     num_top: int,
 ) -> None:
-    """Write inject, block, append and, for DFlash2 or a reduced vocabulary, a head of its own."""
+    """Write inject, block, append; DFlash2's projection, or a reduced vocabulary's own head."""
     config = draft.config
     kinds = tuple(dict.fromkeys(config.layers))
     width, vocab_size = config.hidden_size, config.draft_vocab_size
@@ -156,9 +155,8 @@ def write_draft_graphs(
     graphs.write(f"{draft.name}.block", build_block(config, kinds, tensors))
     graphs.write(f"{draft.name}.append", build_append(config, tensors))
     if config.selector is not None:
-        shared = HEAD if HEAD in target_tensors else TABLE
-        head = build_candidate_head(config, shared, SELECTOR_PROJECTION, target_tensors | tensors)
-        graphs.write(f"{draft.name}.head", head)
+        projection = build_projection(config, SELECTOR_PROJECTION, tensors)
+        graphs.write(f"{draft.name}.projection", projection)
     elif vocab_size is not None:
         top = min(num_top, vocab_size)
         head = build_head("draft_head", HEAD, width, vocab_size, top, tensors)
@@ -174,7 +172,14 @@ def _selector_spec(config: DraftConfig, tensors: dict[str, StoredTensor]) -> Sel
     if config.selector is None:
         return None
     tables = (table_spec(tensors[name]) for name in (PREDECESSOR, SUCCESSOR))
-    return SelectorSpec(config.selector.top_k, *tables)
+    predecessor, successor = tables
+    return SelectorSpec(
+        config.selector.top_k,
+        config.output_multiplier,
+        config.logit_softcap,
+        predecessor,
+        successor,
+    )
 
 
 def draft_spec(

@@ -87,6 +87,9 @@ class BundleWriter:
             digest = self._digest(checkpoint)
             specs = {d.name: self._write_draft(d, target, digest, bar) for d in drafts}
         taps = tuple(sorted({i for d in drafts for i in d.config.target_layer_ids}))
+        selectors = (d.config.selector for d in drafts)
+        most = max([NUM_TOP, *(s.top_k for s in selectors if s)])
+        self._num_top = min(most, target.text.vocab_size)
         self._write_target_graphs(target, taps)
         self._write_sidecar("tokenizer.json", sidecars.tokenizer_json)
         self._write_sidecar("chat_template.jinja", sidecars.chat_template.encode("utf-8"))
@@ -122,7 +125,7 @@ class BundleWriter:
         with DataWriter(self._folder, file, self._precisions.draft, bar.add) as writer:
             write_draft_weights(draft, target, writer)
             self._files[file] = writer.summary()
-        write_draft_graphs(draft, target, writer.tensors, self._tensors, self._graphs, NUM_TOP)
+        write_draft_graphs(draft, target, writer.tensors, self._graphs, NUM_TOP)
         return draft_spec(draft, writer.tensors, self._files[file].sha256, digest)
 
     def _write_target_graphs(self, target: TargetConfig, taps: tuple[int, ...]) -> None:
@@ -137,9 +140,8 @@ class BundleWriter:
         for name, recurrence in forms.items():
             model = build_target(text, target.num_deepstack, taps, tensors, recurrence)
             self._graphs.write(name, model)
-        self._graphs.write(
-            "head", build_head("head", head, width, vocab_size, min(NUM_TOP, vocab_size), tensors)
-        )
+        model = build_head("head", head, width, vocab_size, self._num_top, tensors)
+        self._graphs.write("head", model)
         if "mtp.data" in self._files:
             self._graphs.write("mtp", build_mtp(text, tensors))
 
@@ -163,7 +165,7 @@ class BundleWriter:
             banned_ids=sidecars.banned_ids,
             tap_layers=taps,
             tap_before_deepstack=True,
-            num_top=min(NUM_TOP, target.text.vocab_size),
+            num_top=self._num_top,
             target_digest=digest,
             embedding=table_spec(self._tensors[TABLE]),
             graphs=self._graphs.specs,

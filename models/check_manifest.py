@@ -96,8 +96,12 @@ def _check_draft_head(place: Place, manifest: Manifest, key: str, draft: DraftSp
         fits = len(shape) == 1 and shape[0] <= vocab_size
         place.require(fits, f"{key}.d2t.shape", f"one size up to {vocab_size}", shape)
     if selector is not None:
-        fits = 0 < selector.top_k <= vocab_size
-        place.require(fits, f"{key}.selector.top_k", f"in 1..{vocab_size}", selector.top_k)
+        most = manifest.num_top
+        fits = 0 < selector.top_k <= most
+        place.require(fits, f"{key}.selector.top_k", f"in 1..{most} (num_top)", selector.top_k)
+        place.positive(f"{key}.selector.output_multiplier", selector.output_multiplier)
+        if selector.logit_softcap is not None:
+            place.positive(f"{key}.selector.logit_softcap", selector.logit_softcap)
         size = (vocab_size, selector.predecessor.shape[-1] if selector.predecessor.shape else 0)
         for name in ("predecessor", "successor"):
             table, path = getattr(selector, name), f"{key}.selector.{name}"

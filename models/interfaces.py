@@ -163,9 +163,9 @@ def _draft(manifest: Manifest, draft: DraftSpec) -> Iterator[tuple[str, Interfac
     yield "block", _block(draft, width)
     yield "append", _append(draft)
     if draft.selector is not None:
-        top_k, rank = draft.selector.top_k, draft.selector.predecessor.shape[-1]
-        vocab_size = manifest.target.text.vocab_size
-        yield "head", _candidates(width, vocab_size, top_k, rank)
+        rank = draft.selector.predecessor.shape[-1]
+        projected = (_floats("projected", "rows", rank),)
+        yield "projection", Interface((_floats("hidden", "rows", width),), projected)
     elif draft.d2t is not None:
         vocab_size = draft.d2t.shape[0]
         yield "head", _head(width, vocab_size, min(num_top, vocab_size))
@@ -197,14 +197,3 @@ def _append(draft: DraftSpec) -> Interface:
     names = ("cache", "new", "present")
     shapes = [_floats(n, 1, draft.num_kv_heads, "rows", draft.head_dim) for n in names]
     return Interface((*shapes[:2], _ids("row_numbers", "rows")), (shapes[2],))
-
-
-def _candidates(width: int, vocab_size: int, top_k: int, rank: int) -> Interface:
-    """DFlash2's head: candidates of every row and the rows' projections."""
-    inputs = (_floats("hidden", "rows", width), _floats("bias", vocab_size))
-    outputs = (
-        _floats("values", "rows", top_k),
-        _ids("ids", "rows", top_k),
-        _floats("projected", "rows", rank),
-    )
-    return Interface(inputs, outputs)

@@ -62,9 +62,12 @@ class DataFile:
 
 @dataclass(frozen=True)
 class SelectorSpec:
-    """DFlash2's candidate selector: candidates per row, and its two tables [V, rank]."""
+    """DFlash2's candidate selector: candidates per row, how logits become their values (times
+    the multiplier, then capped), and its two tables [V, rank]."""
 
     top_k: int
+    output_multiplier: float
+    logit_softcap: float | None
     predecessor: TableSpec
     successor: TableSpec
 

@@ -5,6 +5,7 @@ Knows which fields the network needs and which variants are refused; reads no we
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .fields import Fields
@@ -43,7 +44,7 @@ class VisionConfig:
     @property
     def table_side(self) -> int:
         """Side of the square learned position table."""
-        return int(self.num_positions**0.5)
+        return math.isqrt(self.num_positions)
 
 
 def parse_vision(vision: Fields, deepstack: bool) -> VisionConfig:
@@ -79,7 +80,7 @@ def _check(vision: Fields, config: VisionConfig) -> None:
         expected = f"a divisor of hidden_size={config.hidden_size} that leaves a multiple of 4"
         raise vision.bad("num_heads", expected, config.num_heads)
     layers = config.deepstack_layers
-    if list(layers) != sorted(set(layers) & set(range(config.depth))):
+    if list(layers) != sorted(set(layers)) or not all(0 <= i < config.depth for i in layers):
         # In another order transformers pairs mergers and decoder layers in a way of its own.
         expected = f"increasing block numbers below {config.depth}"
         raise vision.bad("deepstack_visual_indexes", expected, list(layers))

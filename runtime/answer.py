@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..models.positions import (
-    Hole,
     Ints,
     Position,
     Row,
@@ -28,10 +27,11 @@ from .output_text import OutputText
 from .plan import Batch, PromptPlan, common_rows
 from .prompt_rows import PromptRows
 from .results import Delta, FinishReason, Round, Timings
+from .round_log import RoundLog
 from .sampling import Distribution, HeadRows, History, Sampler
 from .target import Float, TargetRows
 from .target_cache import MAX_SNAPSHOTS
-from .verify import Verdict, accept_equal, accept_rejection
+from .verify import Verdict, accept_equal, accept_rejection, accept_synthetic
 
 if TYPE_CHECKING:
     from .conversation import Conversation
@@ -51,7 +51,7 @@ class Answer:
         self._conversation = conversation
         self._plan = plan
         self._options = options
-        self._on_round = on_round
+        self._log = RoundLog(on_round)
         self._target = model.target
         self._cache = conversation.cache
         self._budget = conversation.output_budget(plan, options.max_new_tokens)
@@ -61,20 +61,24 @@ class Answer:
         self._with_logits = options.sampling.needs_logits(model.manifest.num_top)
         self._tokens = plan.token_ids.tolist()
         self._pos_next = Position(0)
-        self._holes_traced = 0
         self.draft = conversation.draft
-        self.text = OutputText(model.tokenizer, self._stop_ids, options.stop)
+        ends = frozenset() if options.ignore_stop else self._stop_ids
+        self.text = OutputText(model.tokenizer, ends, options.stop)
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self.rounds: list[Round] = []
         self.timings = Timings()
         self._prompt_rows = PromptRows(model.target, plan, self.timings)
+
+    @property
+    def rounds(self) -> list[Round]:
+        """The rounds so far."""
+        return self._log.rounds
 
     def deltas(self) -> Iterator[Delta]:
         """Generate; yields whenever tokens were emitted."""
         # Another answer, or another drafter, may have come in between.
         self.draft = self._conversation.draft
-        self._holes_traced = len(self.draft.counts.holes)
+        self._log.start(self.draft.counts)
         if self._budget == 0:
             self.finish_reason = "length"
             return
@@ -145,6 +149,7 @@ class Answer:
     def _round(self) -> list[int]:
         """Propose, verify, accept, keep, commit; returns the tokens to emit."""
         first_row, anchor = self._cache.num_rows, self._tokens[-1]
+        drafted_before, verified_before = self.timings.draft_seconds, self.timings.verify_seconds
         proposal = self._propose(anchor)
         block = np.array([anchor, *proposal.token_ids])
         positions = advancing_positions(self._pos_next, block.size)
@@ -157,14 +162,17 @@ class Answer:
         span = Span(first_row, produced, "text", False)
         self._commit(committed, positions, embeds, output, span, committed.tolist())
         self._pos_next = next_position(positions)
-        self._record(first_row, anchor, proposal, verdict, produced)
+        counts = self.draft.counts
+        self._log.add(first_row, anchor, proposal, verdict.accepted, produced, counts)
+        seconds = self.timings.since(drafted_before, verified_before)
+        self.draft.length.record(len(proposal.token_ids), verdict.accepted, *seconds)
         return kept
 
     def _propose(self, anchor: int) -> Proposal:
         started = perf_counter()
         request = Request(
             anchor=anchor,
-            max_drafts=min(self._budget - len(self.token_ids), self._target.max_rows) - 1,
+            max_drafts=self._num_drafts(),
             row=self._cache.num_rows,
             position=self._pos_next,
             output_index=len(self.token_ids),
@@ -174,6 +182,13 @@ class Answer:
         proposal = self.draft.propose(request)
         self.timings.draft_seconds += perf_counter() - started
         return proposal
+
+    def _num_drafts(self) -> int:
+        """Drafts to ask for: what budget, graph and drafter allow, and what pays."""
+        room = min(self._budget - len(self.token_ids), self._target.max_rows) - 1
+        most = min(room, self.draft.max_drafts)
+        # Under the rejection rule text depends on lengths, and a seed must give one text.
+        return most if self._draft_sampling() else self.draft.length.choose(most)
 
     def _draft_sampling(self) -> DraftSampling | None:
         """Drawn drafts pay under the rejection rule only; equality is met best by the likeliest."""
@@ -199,7 +214,9 @@ class Answer:
     def _accept(
         self, rows: HeadRows, drafts: list[int], proposals: list[Distribution] | None = None
     ) -> Verdict:
-        first = len(self.token_ids)
+        first, chance = len(self.token_ids), self._options.synthetic_acceptance
+        if chance is not None:
+            return accept_synthetic(self._sampler, rows, drafts, first, chance)
         if self._options.accept == "equal":
             return accept_equal(self._sampler, rows, drafts, first)
         return accept_rejection(self._sampler, rows, drafts, first, proposals)
@@ -223,25 +240,3 @@ class Answer:
     def _emit(self, kept: list[int]) -> Delta:
         text = self.text.take_delta() if self.finish_reason is None else self.text.finish()
         return Delta(text, tuple(kept))
-
-    def _record(
-        self, first_row: Row, anchor: int, proposal: Proposal, verdict: Verdict, produced: int
-    ) -> None:
-        record = Round(
-            index=len(self.rounds),
-            rows=first_row,
-            block_start=proposal.block_start,
-            anchor=anchor,
-            drafted=tuple(proposal.token_ids),
-            accepted=min(verdict.accepted, produced),
-            produced=produced,
-            hole=self._new_hole(),
-        )
-        self.rounds.append(record)
-        self._on_round(record)
-
-    def _new_hole(self) -> Hole | None:
-        holes = self.draft.counts.holes
-        new = holes[-1] if len(holes) > self._holes_traced else None
-        self._holes_traced = len(holes)
-        return new

@@ -7,6 +7,8 @@ IO binding; knows nothing about what a graph computes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,25 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+@dataclass
+class Clock:
+    """Seconds spent inside a graph's runs, and their number, by all callers together."""
+
+    seconds: float = 0.0
+    runs: int = 0
+
+    def add(self, seconds: float) -> None:
+        """Count one run."""
+        self.seconds += seconds
+        self.runs += 1
+
+
 class Binding:
     """IO binding of one graph: inputs stay bound between runs until they are replaced."""
 
-    def __init__(self, ort: Any, session: Any) -> None:
+    def __init__(self, ort: Any, session: Any, clock: Clock) -> None:
         self._ort = ort
+        self._clock = clock
         self._session = session
         self._binding = session.io_binding()
         # The runtime reads these buffers by address, so they must outlive the run.
@@ -70,7 +86,7 @@ class Binding:
             self._fetch = fetch
             self._forget_outputs()
         if self._outputs is not None:
-            self._session.run_with_iobinding(self._binding)
+            self._timed_run()
             return [output.copy() for output in self._outputs]
         if self._shapes is None:
             return self._first_run()
@@ -81,12 +97,17 @@ class Binding:
     def _first_run(self) -> list[Array]:
         """A run whose output shapes are not known yet."""
         self._bind_outputs([None] * len(self._fetch))
-        self._session.run_with_iobinding(self._binding)
+        self._timed_run()
         values = self._binding.get_outputs()[: len(self._fetch)]
         # Copied: the view's memory belongs to the binding and the next run may reuse it.
         outputs = [np.array(value.numpy()) for value in values]
         self._shapes = [(output.shape, output.dtype) for output in outputs]
         return outputs
+
+    def _timed_run(self) -> None:
+        started = perf_counter()
+        self._session.run_with_iobinding(self._binding)
+        self._clock.add(perf_counter() - started)
 
     def _bind_outputs(self, values: list[Any]) -> None:
         self._binding.clear_binding_outputs()

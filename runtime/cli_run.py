@@ -44,11 +44,18 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft", metavar="NAME", help="none, lookup, mtp or a drafter of the bundle"
     )
-    parser.add_argument("--draft-tokens", type=int, metavar="N", help="drafts per round at most")
+    parser.add_argument(
+        "--draft-tokens", type=_draft_tokens, default="auto", metavar="N",
+        help="drafts per round at most, or auto: as many as pay (default)",
+    )  # fmt: skip
     policies = ", ".join(p.value for p in HolePolicy)
     parser.add_argument("--holes", metavar="POLICY", help=policies)
     parser.add_argument("--hole-rows", type=int, metavar="N", help="rows a hole is filled with")
     parser.add_argument("--accept", default="equal", help=" or ".join(ACCEPT_RULES))
+
+
+def _draft_tokens(value: str) -> int | str:
+    return value if value == "auto" else int(value)
 
 
 def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -181,6 +188,7 @@ def format_stats(result: Result) -> str:
             f"finished by {result.finish_reason}",
             f"draft     {draft.name} ({draft.state}{policy}): {draft.accepted} of {draft.drafted} "
             f"accepted ({rate:.0%}), {draft.mean_accepted_length:.2f} tokens per target call",
+            f"length    {draft.length}",
             f"holes     {len(draft.holes)} holes {list(map(list, draft.holes))}, "
             f"{draft.seeded_rows} seeded rows, {draft.skipped_spans} skipped spans",
             f"target    {timings.target_calls} calls in {draft.rounds} rounds",

@@ -101,6 +101,7 @@ class Generation:
             name=draft.name,
             state=draft.state,
             policy=drafter.policy.value if isinstance(drafter, DFlash) else None,
+            length=draft.length.describe(),
             rounds=len(rounds),
             drafted=sum(len(r.drafted) for r in rounds),
             accepted=sum(r.accepted for r in rounds),

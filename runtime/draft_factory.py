@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from ..models.errors import PromptError
 from ..models.manifest import Manifest
+from .draft_length import AdaptiveLength, FixedLength
 from .drafters.base import Drafter, NoDraft
 from .drafters.dflash import DFlash
 from .drafters.lookup import MAX_DRAFTS, Lookup
@@ -22,12 +24,21 @@ from .sampling_params import check_whole
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """Which drafter to use and how; None stands for the bundle's own answer."""
+    """Which drafter to use and how; None stands for the bundle's own answer.
+
+    `draft_tokens` are the drafts of every round at most, or "auto": as many as pay, by the times
+    and the acceptance measured on the way.
+    """
 
     draft: str | Drafter | None = None
     holes: str | None = None
     hole_rows: int | None = None
-    draft_tokens: int | None = None
+    draft_tokens: int | Literal["auto"] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The fixed number, if there is one."""
+        return None if self.draft_tokens == "auto" else self.draft_tokens
 
 
 class DraftFactory:
@@ -48,7 +59,8 @@ class DraftFactory:
     def runner(self, choice: DraftChoice) -> DraftRunner:
         """A fresh drafter for one conversation; `PromptError` names what the bundle has."""
         vocab_size = self._manifest.target.text.vocab_size
-        return DraftRunner(self._drafter(choice), self._manifest.banned_ids, vocab_size)
+        length = AdaptiveLength() if choice.draft_tokens == "auto" else FixedLength()
+        return DraftRunner(self._drafter(choice), self._manifest.banned_ids, vocab_size, length)
 
     def switched(self, current: DraftRunner, choice: DraftChoice) -> DraftRunner:
         """The drafter to go on with: the current one when only settings on its ruler change."""
@@ -56,7 +68,10 @@ class DraftFactory:
         old, new = current.drafter, fresh.drafter
         if not (current.is_on and isinstance(old, DFlash) and isinstance(new, DFlash)):
             return fresh
-        return current if old.take_settings(new) else fresh
+        if not old.take_settings(new):
+            return fresh
+        current.length = fresh.length
+        return current
 
     def _drafter(self, choice: DraftChoice) -> Drafter:
         name = choice.draft
@@ -73,9 +88,9 @@ class DraftFactory:
             raise PromptError(f"the bundle has no drafter {name!r}; choose one of {known}.")
         _refuse_options(name, choice, "holes", "hole_rows")
         if self._mtp is not None and name == "mtp":
-            return Mtp(self._mtp, self._context_limit, choice.draft_tokens)
+            return Mtp(self._mtp, self._context_limit, choice.most_tokens)
         if name == "lookup":
-            return Lookup(_lookup_tokens(choice.draft_tokens))
+            return Lookup(_lookup_tokens(choice.most_tokens))
         _refuse_options(name, choice, "draft_tokens")
         return NoDraft()
 
@@ -86,11 +101,12 @@ class DraftFactory:
         if choice.hole_rows is not None and not policy.uses_rows:
             raise PromptError(f"hole_rows has no meaning under the policy {policy.value!r}.")
         settings = HoleSettings(policy, choice.hole_rows)
-        return DFlash(name, networks, settings, choice.draft_tokens)
+        return DFlash(name, networks, settings, choice.most_tokens)
 
 
 def _refuse_options(name: str, choice: DraftChoice, *options: str) -> None:
     given = {f.name: getattr(choice, f.name) for f in fields(choice)}
+    given["draft_tokens"] = choice.most_tokens
     for option in options:
         if given[option] is not None:
             raise PromptError(f"{option}={given[option]!r} has no meaning for drafter {name!r}.")

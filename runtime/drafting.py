@@ -12,6 +12,7 @@ from operator import index
 from typing import TypeVar
 
 from ..models.positions import Position, Row
+from .draft_length import DraftLength, FixedLength
 from .drafters.base import DraftCounts, Drafter, Observed, Proposal, Request
 from .sampling import Distribution
 
@@ -22,8 +23,15 @@ T = TypeVar("T")
 class DraftRunner:
     """Runs one drafter for one conversation; `state` is "on" or "off: why"."""
 
-    def __init__(self, drafter: Drafter, banned_ids: Collection[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        banned_ids: Collection[int],
+        vocab_size: int,
+        length: DraftLength | None = None,
+    ) -> None:
         self.drafter = drafter
+        self.length: DraftLength = length or FixedLength()
         self.name = drafter.name
         self.counts: DraftCounts = drafter.counts
         self.state = "on"
@@ -35,6 +43,11 @@ class DraftRunner:
     def is_on(self) -> bool:
         """Whether the drafter still takes part."""
         return self.state == "on"
+
+    @property
+    def max_drafts(self) -> int:
+        """Drafts of a round at most."""
+        return self.drafter.max_drafts if self.is_on else 0
 
     @property
     def taps(self) -> tuple[int, ...]:

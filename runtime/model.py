@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -16,6 +16,7 @@ from ..models.bundle_path import bundle_file
 from ..models.errors import ImageError, ManifestError, PromptError
 from ..models.image_config import ImageConfig
 from ..models.manifest import Manifest
+from .binding import Clock
 from .bundle_files import open_bundle, read_text
 from .chat import ChatTemplate, Messages, carried_images, normalise_messages
 from .conversation import Conversation, Generation
@@ -76,7 +77,7 @@ class Model:
         *,
         holes: str | None = None,
         hole_rows: int | None = None,
-        draft_tokens: int | None = None,
+        draft_tokens: int | Literal["auto"] | None = None,
         **options: Any,
     ) -> Generation:
         """Answer `messages` in a conversation of its own; iterate the result for deltas."""
@@ -133,6 +134,10 @@ class Model:
             "threads": runtime.threads,
             "precision": str(self.manifest.precision),
         }
+
+    def clocks(self) -> dict[str, Clock]:
+        """How long every network has run so far, in all conversations together."""
+        return self._runtime.clocks()
 
     def _layout(
         self, ids: list[int], placeholder: int | None, images: Sequence[PreparedImage]

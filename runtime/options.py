@@ -16,13 +16,17 @@ class GenerateOptions:
     """How far and how to generate; `chunk` is the largest prefill batch in rows.
 
     `accept`: "equal" keeps the text of the plain run at the same seed, with any drafter;
-    "rejection" accepts more drafts and keeps only the distribution.
+    "rejection" accepts more drafts and keeps only the distribution. For measurements alone:
+    `ignore_stop` goes on to the last token, and `synthetic_acceptance` accepts each draft with this
+    probability, whatever the target says.
     """
 
     max_new_tokens: int = 512
     stop: tuple[str, ...] = ()
     chunk: int = 512
     accept: str = "equal"
+    ignore_stop: bool = False
+    synthetic_acceptance: float | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
@@ -31,6 +35,9 @@ class GenerateOptions:
         if self.accept not in ACCEPT_RULES:
             rules = " or ".join(ACCEPT_RULES)
             raise PromptError(f"accept must be {rules}, not {self.accept!r}.")
+        chance = self.synthetic_acceptance
+        if chance is not None and not 0 <= chance <= 1:
+            raise PromptError(f"synthetic_acceptance must lie between 0 and 1, not {chance!r}.")
         listed = isinstance(self.stop, tuple) and all(isinstance(s, str) for s in self.stop)
         if not listed or "" in self.stop:
             raise PromptError(f"stop must be a list of non-empty strings, not {self.stop!r}.")

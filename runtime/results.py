@@ -56,6 +56,7 @@ class DraftStats:
     name: str
     state: str
     policy: str | None
+    length: str
     rounds: int
     drafted: int
     accepted: int
@@ -79,6 +80,10 @@ class Timings:
     prefilled_rows: int = 0
     reused_rows: int = 0
     target_calls: int = 0
+
+    def since(self, draft_seconds: float, verify_seconds: float) -> tuple[float, float]:
+        """Seconds of drafting and verifying since these totals."""
+        return self.draft_seconds - draft_seconds, self.verify_seconds - verify_seconds
 
 
 @dataclass(frozen=True)

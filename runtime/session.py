@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..models.bundle_path import bundle_file
 from ..models.errors import DflashOnnxError, ManifestError, ProviderError
 from ..models.interfaces import shapes_fit
 from ..models.manifest import GraphSpec, TensorSpec
-from .binding import Array, Binding
+from .binding import Array, Binding, Clock
 from .providers import import_onnxruntime, num_threads, provider_name
 
 # How ONNX Runtime names its element types.
@@ -47,6 +48,7 @@ class Runtime:
         self.version: str = self._ort.__version__
         self._folder = folder
         self._mapped = mapped
+        self._graphs: dict[str, Graph] = {}
 
     def open(self, spec: GraphSpec) -> Graph:
         """Open a graph; `ManifestError` or `ProviderError` says which file and why."""
@@ -66,7 +68,12 @@ class Runtime:
             raise self._failure(path, error) from error
         self._check_provider(path, session.get_providers())
         _check_interface(path, spec, session)
-        return Graph(self._ort, session, spec)
+        graph = self._graphs[path.stem] = Graph(self._ort, session, spec)
+        return graph
+
+    def clocks(self) -> dict[str, Clock]:
+        """How long every opened graph has run so far, by its file's name without the suffix."""
+        return {name: replace(graph.clock) for name, graph in self._graphs.items()}
 
     def _options(self) -> Any:
         options = self._ort.SessionOptions()
@@ -115,11 +122,12 @@ class Graph:
         self._session = session
         self._spec = spec
         self._threads = threading.local()
+        self.clock = Clock()
         self.outputs = tuple(o.name for o in spec.outputs)
 
     def bind(self) -> Binding:
         """A new set of inputs and outputs for one caller."""
-        return Binding(self._ort, self._session)
+        return Binding(self._ort, self._session, self.clock)
 
     def run(
         self,

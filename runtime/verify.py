@@ -65,6 +65,20 @@ def accept_rejection(
     return _walk(sampler, rows, drafts, first_output_index, judge)
 
 
+def accept_synthetic(
+    sampler: Sampler, rows: HeadRows, drafts: Sequence[int], first_output_index: int, chance: float
+) -> Verdict:
+    """Keep each draft [d] with probability `chance`, right or wrong: what drafts that good would
+    be worth, without a drafter that has them. The text means nothing."""
+
+    def judge(row: int, draft: int) -> int | None:
+        index = first_output_index + row
+        kept = uniform(sampler.params.rng_seed, index, Purpose.ACCEPT) < chance
+        return None if kept else sampler.choose(rows, row, index)
+
+    return _walk(sampler, rows, drafts, first_output_index, judge)
+
+
 def _walk(
     sampler: Sampler, rows: HeadRows, drafts: Sequence[int], first: int, judge: _Judge
 ) -> Verdict:

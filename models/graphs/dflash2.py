@@ -1,11 +1,10 @@
-"""What DFlash2 adds to a drafter: the grouped dynamic convolution and the candidate head.
+"""What DFlash2 adds to a drafter: the grouped dynamic convolution and the selector's projection.
 
 The convolution mixes a block row with its left neighbours only; taps stop at the block's start.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from onnx import ModelProto
 
 from ..draft_config import DraftConfig
@@ -66,27 +65,10 @@ def _shifted(g: GraphBuilder, rows: str, tap: int) -> str:
     return ops.slice_axis(g, padded, 0, -tap, 0)
 
 
-def build_candidate_head(
-    draft: DraftConfig, head: str, projection: str, tensors: Tensors
-) -> ModelProto:
-    """Hidden rows [n, H] to their K candidates (transformed logits and ids) and projections.
-
-    Multiplier and softcap come before the top-k: the selector adds to transformed logits.
-    """
+def build_projection(draft: DraftConfig, weight: str, tensors: Tensors) -> ModelProto:
+    """Hidden rows [n, H] to the selector's projections [n, r]; candidates are the target head's."""
     assert draft.selector is not None
-    g = GraphBuilder("candidate_head", tensors)
+    g = GraphBuilder("projection", tensors)
     hidden = g.input("hidden", "float32", ["rows", draft.hidden_size])
-    bias = g.input("bias", "float32", [draft.vocab_size])
-    logits = ops.linear(g, hidden, head)
-    if draft.output_multiplier != 1.0:
-        logits = g.op("Mul", logits, g.constant(draft.output_multiplier, np.float32))
-    if draft.logit_softcap is not None:
-        cap = g.constant(draft.logit_softcap, np.float32)
-        logits = g.op("Mul", g.op("Tanh", g.op("Div", logits, cap)), cap)
-    size = draft.selector.top_k
-    banned = g.op("Add", logits, bias)
-    values, ids = g.ops("TopK", banned, g.constant([size]), count=2, axis=-1, sorted=1)
-    g.output(values, "values", ["rows", size])
-    g.output(ids, "ids", ["rows", size], "int64")
-    g.output(ops.linear(g, hidden, projection), "projected", ["rows", draft.selector.rank])
+    g.output(ops.linear(g, hidden, weight), "projected", ["rows", draft.selector.rank])
     return g.model()

@@ -5,12 +5,12 @@ Knows heads and tables of a drafter; knows no cache, no positions and no policy.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...models.manifest import SelectorSpec
 from ...models.positions import Ints
 from ..sampling import Distribution, Purpose, uniform
 from ..session import Graph
@@ -44,25 +44,40 @@ class BestToken:
 
 
 class SelectorWalk:
-    """DFlash2: K candidates a row, scored with the token chosen before them (dflash.md, 2.6)."""
+    """DFlash2: K candidates a row, scored with the token chosen before them (dflash.md, 2.6).
+
+    The candidates are the target head's best tokens: the drafter has no head of its own, and
+    multiplier and softcap keep their order.
+    """
 
     def __init__(
         self,
-        graph: Graph,
+        spec: SelectorSpec,
+        head: Head,
+        projection: Graph,
         predecessor: NDArray,
         successor: NDArray,
-        banned_ids: Collection[int],
     ) -> None:
-        self._graph = graph
+        self._spec = spec
+        self._head = head
+        self._projection = projection
         self._predecessor = predecessor
         self._successor = successor
-        self._bias = np.zeros(predecessor.shape[0], np.float32)
-        self._bias[list(banned_ids)] = -np.inf
 
     def candidates(self, hidden: Float) -> tuple[Float, Ints, Float]:
         """Transformed logits [n, K] and ids [n, K] of each row's candidates, projections [n, r]."""
-        values, ids, projected = self._graph.run({"hidden": hidden}, constants={"bias": self._bias})
-        return values, ids, projected
+        best, k = self._head.rows(hidden, np.arange(len(hidden)), False), self._spec.top_k
+        values = self._transformed(best.top_values[:, :k])
+        return values, best.top_ids[:, :k], self._projection.run({"hidden": hidden})[0]
+
+    def _transformed(self, values: Float) -> Float:
+        """Multiplier first, then the cap, as the drafter was trained."""
+        values = values * np.float32(self._spec.output_multiplier)
+        if self._spec.logit_softcap is None:
+            return values
+        cap = np.float32(self._spec.logit_softcap)
+        # A banned id stays at minus infinity.
+        return np.where(np.isneginf(values), values, np.tanh(values / cap) * cap)
 
     def scores(self, previous: int, values: Float, ids: Ints, projected: Float) -> Float:
         """Scores [K] of one row's candidates after token `previous`."""

@@ -142,8 +142,8 @@ def _open_chooser(
     if spec.selector is not None:
         predecessor = map_table(folder, spec.selector.predecessor)
         successor = map_table(folder, spec.selector.successor)
-        graph = runtime.open(manifest.graphs[f"{name}.head"])
-        return SelectorWalk(graph, predecessor, successor, manifest.banned_ids)
+        projection = runtime.open(manifest.graphs[f"{name}.projection"])
+        return SelectorWalk(spec.selector, target.head, projection, predecessor, successor)
     if spec.d2t is None:
         return BestToken(target.head, None)
     target_ids = map_table(folder, spec.d2t)

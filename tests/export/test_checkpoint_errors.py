@@ -173,6 +173,6 @@ def test_missing_folder(tmp_path: Path) -> None:
 
 
 def test_unknown_precision(pair: Path) -> None:
-    """int4 is planned, not there yet.
-    The message lists what is."""
-    refused(pair, "int4", "fp32, fp16", precision="int4")
+    """The message lists what there is; for bf16, which only one provider computes in, advice."""
+    refused(pair, "int3", "fp32, fp16, int4", precision="int3")
+    refused(pair, "--head-precision", "bf16", "fp16", head_precision="bf16")
