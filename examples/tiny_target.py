@@ -66,8 +66,9 @@ class TargetSpec:
 def make_target(path: str | Path, **options: Any) -> TargetSpec:
     """Write a complete checkpoint into the folder `path`; hybrids rotate half of each head."""
     spec, path = TargetSpec(**options), Path(path)
-    if is_hybrid(spec) and "mrope_section" not in options:
-        spec = replace(spec, mrope_section=(2, 1, 1), deepstack=())
+    if is_hybrid(spec):
+        section = spec.mrope_section if "mrope_section" in options else (2, 1, 1)
+        spec = replace(spec, mrope_section=section, deepstack=())
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(spec.vocab - SPARE_COLUMNS)
     tokenizer.save(str(path / "tokenizer.json"))

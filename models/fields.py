@@ -27,6 +27,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
+# Far above every real size; it keeps a damaged number out of arithmetic that would overflow.
+LARGEST = 2**31
+
+
 class Fields:
     """A JSON object looked up in order through one or more places, e.g. nested then top level.
 
@@ -77,8 +81,9 @@ class Fields:
     def integer(self, key: str, minimum: int = 1) -> int:
         """A required integer of at least `minimum`."""
         value = self.require(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.bad(key, f"an integer of at least {minimum}", value)
+        fits = isinstance(value, int) and not isinstance(value, bool)
+        if not fits or not minimum <= value < LARGEST:
+            raise self.bad(key, f"an integer of at least {minimum} and below 2^31", value)
         return value
 
     def optional_integer(self, key: str, minimum: int = 1) -> int | None:
@@ -90,6 +95,8 @@ class Fields:
         value = self.require(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.bad(key, "a number", value)
+        if isinstance(value, int) and abs(value) >= LARGEST:
+            raise self.bad(key, "below 2^31", value)
         if not math.isfinite(value) or value <= above:
             raise self.bad(key, "finite" if above == -math.inf else f"above {above:g}", value)
         return float(value)

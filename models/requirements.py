@@ -9,9 +9,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
 from .errors import ManifestError
-
-# Far above every real size; it keeps a damaged number out of arithmetic that would overflow.
-LARGEST = 2**31
+from .fields import LARGEST
 
 
 @dataclasses.dataclass(frozen=True)

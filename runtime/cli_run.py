@@ -45,7 +45,7 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
         "--draft", metavar="NAME", help="none, lookup, mtp or a drafter of the bundle"
     )
     parser.add_argument(
-        "--draft-tokens", type=_draft_tokens, default="auto", metavar="N",
+        "--draft-tokens", type=draft_tokens, default="auto", metavar="N",
         help="drafts per round at most, or auto: as many as pay (default)",
     )  # fmt: skip
     policies = ", ".join(p.value for p in HolePolicy)
@@ -54,7 +54,8 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accept", default="equal", help=" or ".join(ACCEPT_RULES))
 
 
-def _draft_tokens(value: str) -> int | str:
+def draft_tokens(value: str) -> int | str:
+    """A number of drafts, or auto."""
     return value if value == "auto" else int(value)
 
 

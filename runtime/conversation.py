@@ -159,10 +159,12 @@ class Conversation:
         left = self.cache.limit - plan.num_rows
         if left < 1:
             images = plan.num_image_rows
+            parts = f" ({plan.num_rows - images} text, {images} image)" if images else ""
+            advice = " or lower --max-pixels" if images else ""
             raise ContextError(
-                f"the prompt takes {plan.num_rows} rows ({plan.num_rows - images} text, {images} "
-                f"image) and {max_new_tokens} are asked for the answer, but the context limit is "
-                f"{self.cache.limit}; shorten the prompt or lower --max-pixels."
+                f"the prompt takes {plan.num_rows} rows{parts} and {max_new_tokens} are asked for "
+                f"the answer, but the context limit is {self.cache.limit}; shorten the "
+                f"prompt{advice}."
             )
         return min(max_new_tokens, left)
 

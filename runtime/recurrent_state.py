@@ -82,7 +82,7 @@ class RecurrentState:
         """Keep the first `num_rows` rows of the last call; all of them if they were certain."""
         for window, rows in zip(self._windows, self._conv_rows, strict=False):
             window[:] = rows[num_rows : num_rows + len(window)]
-        self._pending = [rows[:num_rows] for rows in self._new_rows]
+        self._pending = [rows[:num_rows] for rows in self._new_rows if num_rows]
         self._conv_rows, self._new_rows = [], []
         self.is_whole = True
 

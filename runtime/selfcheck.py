@@ -101,6 +101,7 @@ def _check_portable(folder: Path, model: Model, rows: TargetRows, token_ids: Int
             cache, embeds[first:], positions[:, first:], None, (), certain=False
         )
         cache.commit(count)
+        _finite("target (portable)", output.hidden)
         difference = np.abs(output.hidden - rows.hidden[first:]).max()
         if not difference <= PORTABLE_TOLERANCE * np.abs(rows.hidden).max():
             raise ExportError(

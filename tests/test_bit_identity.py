@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support_drafters import FirstK, Known
+from exactness import cache_digest
+from support_case_drafters import GuidedMtp
+from support_cases import HYBRID, TARGET
+from support_drafters import Adversary, FirstK, Known
 from support_layouts import make_prompt
 
 from dflash_onnx.models.positions import Ints
@@ -33,6 +36,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "head_dim 128": {"head_dim": 128, "mrope_section": (24, 20, 20), "heads": 2, "kv_heads": 1},
     "hidden 96": {"hidden": 96, "mlp": 200},
     "untied head": {"tied": False, "vocab": 600},
+}
+HYBRID_SHAPES: dict[str, dict[str, Any]] = {
+    "three of four layers recurrent": {"interval": 4},
+    "only the last layer attends": {"interval": 6, "layers": 6},
+    "one kv head of 64": {
+        "head_dim": 64,
+        "mrope_section": (6, 5, 5),
+        "kv_heads": 1,
+        "deepstack": (),
+    },
+    "hidden 96, untied head": {"hidden": 96, "mlp": 200, "tied": False, "vocab": 600},
 }
 CHUNKS = (1, 2, 3, 7, 48, 64, 4096)
 
@@ -121,12 +135,19 @@ def check_speculative(bundle: Path, num_tokens: int, blocks: Collection[int]) ->
     assert len(ids) == len(plain) == num_tokens
     answer = known(bundle, ids)
     drafts = [FirstK(answer, n - 1, range(n)) for n in blocks]
-    assert_equal(plain, logits_of_answer(bundle, "dflash", num_tokens), ids)
-    for draft in drafts:
+    for draft in ("dflash", *drafts, *hybrid_drafters(bundle, answer)):
         assert_equal(plain, logits_of_answer(bundle, draft, num_tokens), ids)
     widest = FirstK(answer, max(blocks) - 1, range(max(blocks)))
-    assert_equal(plain, logits_of_answer(bundle, "none", num_tokens, threads=2), ids)
-    assert_equal(plain, logits_of_answer(bundle, widest, num_tokens, threads=2), ids)
+    for draft in ("none", widest, *hybrid_drafters(bundle, answer)):
+        assert_equal(plain, logits_of_answer(bundle, draft, num_tokens, threads=2), ids)
+
+
+def hybrid_drafters(bundle: Path, answer: Known) -> list[str | Drafter]:
+    """The MTP head alone, and with right drafts in front; one that is rejected every time."""
+    model = Model(bundle, threads=1)
+    if model.mtp is None:
+        return []
+    return ["mtp", GuidedMtp(model, 15, answer, range(16)), Adversary(answer, 7)]
 
 
 def assert_equal(plain: Float, run: tuple[tuple[int, ...], Float], ids: tuple[int, ...]) -> None:
@@ -142,38 +163,42 @@ def same_bits(first: Float, second: Float) -> bool:
 
 
 def check_prefill(bundle: Path) -> None:
-    """Hidden rows and taps of every prompt row, for every chunk size and two threads."""
-    whole: dict[str, Float] = {}
+    """Hidden rows and taps of every prompt row, and what the cache holds after them, for every
+    chunk size and two threads."""
+    whole: dict[str, tuple[Float, str]] = {}
     for threads in (1, 2):
         model, target = logging_model(bundle, threads)
-        for layout in ("adjacent images", "reused"):
+        for layout in ("adjacent images", "reused to a snapshot"):
             plan = make_prompt(model, layout).plan
             for chunk in CHUNKS:
-                rows = prefill(model, target, plan, chunk)
+                rows, digest = prefill(model, target, plan, chunk)
                 assert rows.shape[0] == plan.num_rows
-                assert same_bits(rows, whole.setdefault(layout, rows)), (layout, chunk, threads)
+                wanted = whole.setdefault(layout, (rows, digest))
+                assert same_bits(rows, wanted[0]), (layout, chunk, threads)
+                assert digest == wanted[1], (layout, chunk, threads)
 
 
-def prefill(model: Model, target: LoggingTarget, plan: PromptPlan, chunk: int) -> Float:
+def prefill(model: Model, target: LoggingTarget, plan: PromptPlan, chunk: int) -> tuple[Float, str]:
     target.outputs.clear()
     options = make_options(max_new_tokens=1, chunk=chunk)
-    model.conversation("none").generate_plan(plan, options).result()
-    return np.concatenate(target.outputs)
+    conversation = model.conversation("none")
+    conversation.generate_plan(plan, options).result()
+    return np.concatenate(target.outputs), cache_digest(conversation)
 
 
 def test_logits_of_2000_tokens(make_bundle: Bundles) -> None:
     """Near ties everywhere, a text that fills half the context: no bit differs from plain steps."""
-    check_speculative(make_bundle(target={"close_logits": True}), 2000, (2, 3, 8, 16))
+    check_speculative(make_bundle(target=TARGET), 2000, (2, 3, 8, 16))
 
 
 def test_prefill_in_any_chunks(make_bundle: Bundles) -> None:
     """However a prompt with images is cut into batches, each of its rows comes out the same."""
-    check_prefill(make_bundle(target={"close_logits": True}))
+    check_prefill(make_bundle(target=TARGET))
 
 
 def test_half_precision_weights(make_bundle: Bundles) -> None:
     """The same holds for a bundle whose weights are stored in fp16."""
-    bundle = make_bundle(target={"close_logits": True}, precision="fp16")
+    bundle = make_bundle(target=TARGET, precision="fp16")
     check_speculative(bundle, 300, (2, 8, 16))
     check_prefill(bundle)
 
@@ -181,6 +206,23 @@ def test_half_precision_weights(make_bundle: Bundles) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_other_shapes(make_bundle: Bundles, shape: str) -> None:
     """Kernels differ by head count, head size and width; none depends on the rows of a call."""
-    bundle = make_bundle(target={"close_logits": True, **SHAPES[shape]})
+    bundle = make_bundle(target=TARGET | SHAPES[shape])
     check_speculative(bundle, 200, (2, 3, 8, 16))
+    check_prefill(bundle)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_hybrid_logits_of_400_tokens(make_bundle: Bundles, precision: str) -> None:
+    """Recurrent state would carry a wrong bit through the whole text; none differs, whatever was
+    drafted and rejected on the way."""
+    bundle = make_bundle(target=HYBRID, precision=precision)
+    check_speculative(bundle, 400, (2, 3, 8, 16))
+    check_prefill(bundle)
+
+
+@pytest.mark.parametrize("shape", HYBRID_SHAPES)
+def test_hybrids_of_other_shapes(make_bundle: Bundles, shape: str) -> None:
+    """Nor does it with more recurrent layers, or other heads and widths."""
+    bundle = make_bundle(target=HYBRID | HYBRID_SHAPES[shape])
+    check_speculative(bundle, 100, (2, 8, 16))
     check_prefill(bundle)

@@ -11,12 +11,14 @@ from exactness import Suite
 from support_cases import (
     DRAFTS,
     PLAIN,
-    TARGET,
+    SAMPLING,
+    TARGETS,
     Case,
     all_cases,
     covering_array,
     pairs,
 )
+from support_layouts import LAYOUTS
 
 from dflash_onnx.models.positions import Position
 from dflash_onnx.runtime import answer
@@ -28,33 +30,56 @@ from dflash_onnx.runtime.verify import Verdict, accept_equal
 
 ADVERSARY = replace(PLAIN, drafter="adversary", block=8)
 ORACLE = replace(PLAIN, drafter="oracle", media="one image", block=3)
+FIRST_K = replace(ORACLE, drafter="first-k", block=8)
+COVERING = [case for target in TARGETS for case in covering_array(target)]
+
+
+class Suites:
+    """The suite of a case's target, opened when it is first needed."""
+
+    def __init__(self, make_bundle: Callable[..., Any]) -> None:
+        self._make_bundle = make_bundle
+        self._suites: dict[str, Suite] = {}
+
+    def of(self, case: Case) -> Suite:
+        """The suite that runs the case."""
+        if case.target not in self._suites:
+            drafts = list(DRAFTS.values())
+            bundle = self._make_bundle(target=TARGETS[case.target], drafts=drafts)
+            self._suites[case.target] = Suite(bundle)
+        return self._suites[case.target]
 
 
 @pytest.fixture(scope="module")
-def suite(make_bundle: Callable[..., Any]) -> Suite:
-    return Suite(make_bundle(target=TARGET, drafts=list(DRAFTS.values())))
+def suites(make_bundle: Callable[..., Any]) -> Suites:
+    return Suites(make_bundle)
 
 
-def test_the_covering_array_holds_every_pair_of_values() -> None:
+@pytest.fixture(scope="module")
+def suite(suites: Suites) -> Suite:
+    return suites.of(PLAIN)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_covering_array_holds_every_pair_of_values(target: str) -> None:
     """Whatever two choices go together in some case go together in one that is run here."""
-    wanted = {pair for case in all_cases() for pair in pairs(case)}
-    assert {pair for case in covering_array() for pair in pairs(case)} == wanted
-    assert len(covering_array()) < 150
+    wanted = {pair for case in all_cases(target) for pair in pairs(case)}
+    assert {pair for case in covering_array(target) for pair in pairs(case)} == wanted
+    assert len(covering_array(target)) < 200
 
 
-@pytest.mark.parametrize(
-    "case", covering_array(), ids=lambda c: "-".join(map(str, vars(c).values()))
-)
-def test_equals_the_plain_run(suite: Suite, case: Case) -> None:
-    """Ids, text, finish reason and every cache row are those of the run without a drafter."""
-    assert not suite.difference(case)
+@pytest.mark.parametrize("case", COVERING, ids=lambda c: "-".join(map(str, vars(c).values())))
+def test_equals_the_plain_run(suites: Suites, case: Case) -> None:
+    """Ids, text, finish reason, every cache row and the state are those without a drafter."""
+    assert not suites.of(case).difference(case)
 
 
-def test_plain_answers_are_worth_comparing(suite: Suite) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_plain_answers_are_worth_comparing(suites: Suites, target: str) -> None:
     """The answers vary, and one ends by its stop token, so that equality says something."""
-    cases = {(c.media, c.sampling): c for c in covering_array()}.values()
-    outcomes = [suite.plain(case) for case in cases]
-    assert len({o.ids for o in outcomes}) == len(outcomes)
+    cases = {(c.media, c.sampling): c for c in covering_array(target)}.values()
+    outcomes = [suites.of(case).plain(case) for case in cases]
+    assert len({o.ids for o in outcomes}) == len(outcomes) == len(LAYOUTS) * len(SAMPLING)
     assert {o.finish_reason for o in outcomes} == {"stop", "length"}
     assert min(len(set(o.ids)) for o in outcomes) >= 5
 
@@ -108,11 +133,11 @@ def drafts_stay_in_the_history(patch: pytest.MonkeyPatch, prompt_rows: int) -> N
 PENALISED = replace(ORACLE, sampling="greedy penalised")
 BREAKS_THE_TEXT = [
     (one_row_too_many, ADVERSARY),
-    (one_row_too_many, replace(ORACLE, drafter="first-k", block=8)),
+    (one_row_too_many, FIRST_K),
     (position_after_a_round_off_by_one, ADVERSARY),
     (an_image_counts_as_one_position, replace(ADVERSARY, media="image last")),
     (every_draft_accepted, ADVERSARY),
-    (one_draft_too_many, replace(ORACLE, drafter="first-k", block=8)),
+    (one_draft_too_many, FIRST_K),
     (draws_not_keyed_by_index, replace(ADVERSARY, sampling="seeded filtered")),
     (drafts_stay_in_the_history, PENALISED),
 ]

@@ -55,14 +55,15 @@ def test_means_weigh_calls_not_prompts() -> None:
 
 def test_the_command(make_bundle: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     """`bench BUNDLE --holes all` prints the table, `--json` the same for machines."""
-    command = ["bench", str(make_bundle()), "--prompts", "2", "--max-new-tokens", "4"]
+    prompts = ["--prompts", "2", "--max-new-tokens", "4"]
+    command = ["bench", str(make_bundle()), "--holes", "all", *prompts]
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert out.startswith("| drafter | holes |") and "answers equal the plain run" in err
     assert main([*command, "--holes", "gap", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["different"] == 0 and facts["prompts"] == 2
-    assert main([*command[:2], "--prompts", "0"]) == 1
+    assert main([*command[:4], "--prompts", "0"]) == 1
 
 
 def test_prompts_are_held_out() -> None:
@@ -74,3 +75,19 @@ def test_prompts_are_held_out() -> None:
     for prompt, other in zip(first, again, strict=True):
         for image, same in zip(prompt.images, other.images, strict=True):
             assert image.dtype == np.uint8 and np.array_equal(image, same)
+
+
+def test_speed(make_bundle: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench BUNDLE` alternates plain and speculative runs; synthetic acceptance 1 keeps whole
+    blocks, and the JSON says what is needed to compare."""
+    sizes = ["--prompt-tokens", "20", "--new-tokens", "17", "--repeats", "2"]
+    command = ["bench", str(make_bundle()), *sizes]
+    assert main([*command, "--synthetic-acceptance", "1", "--json", "--threads", "1"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["speculative"]["tokens_per_round"] == 8 and report["draft"] == "dflash"
+    assert report["plain"]["tokens_per_round"] == 1 and report["provider"]["threads"] == 1
+    assert report["prompt_digest"] and report["target_digest"]
+    assert 0 < report["plain"]["network_ms"] < report["plain"]["round_ms"]
+    assert main([*command, "--draft", "lookup", "--draft-tokens", "auto"]) == 0
+    assert "speed-up" in capsys.readouterr().out
+    assert main([*command, "--synthetic-acceptance", "2"]) == 1
