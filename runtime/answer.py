@@ -67,7 +67,7 @@ class Answer:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.timings = Timings()
-        self._prompt_rows = PromptRows(model.target, plan, self.timings)
+        self._prompt_rows = PromptRows(model.target, self.timings, conversation.encoded)
 
     @property
     def rounds(self) -> list[Round]:

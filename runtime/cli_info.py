@@ -41,7 +41,9 @@ def describe(manifest: Manifest) -> Iterator[str]:
     data = sum(f.num_bytes for f in manifest.data_files.values())
     row_bytes = 2 * 4 * len(text.attention_layers) * text.num_kv_heads * text.head_dim
     yield f"family     {manifest.family} ({manifest.target.architecture}), {manifest.precision}"
-    yield f"size       {data / 1e6:.1f} MB of weights in {len(manifest.data_files)} files"
+    files = {name.removesuffix(".data"): f.num_bytes for name, f in manifest.data_files.items()}
+    parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in files.items())
+    yield f"size       {data / 1e6:.1f} MB of weights: {parts}"
     yield (
         f"target     {text.num_layers} layers x {text.hidden_size}, {text.num_heads} heads "
         f"({text.num_kv_heads} K/V) x {text.head_dim}, vocabulary {text.vocab_size}, "

@@ -172,8 +172,12 @@ def format_memory(memory: Memory) -> str:
         "recurrent state": memory.state_bytes,
         "its snapshots": memory.snapshot_bytes,
         "draft cache": memory.draft_bytes,
+        "encoded images": memory.image_bytes,
+        "process": memory.process_bytes,
     }
-    return ", ".join(f"{name} {size / 1e6:.2f} MB" for name, size in parts.items())
+    return ", ".join(
+        f"{name} {size / 1e6:.2f} MB" for name, size in parts.items() if size is not None
+    )
 
 
 def format_stats(result: Result) -> str:

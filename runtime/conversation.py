@@ -19,7 +19,8 @@ from .drafting import DraftRunner
 from .images import ImageSource
 from .options import GenerateOptions, make_options
 from .plan import PromptPlan, RowKey
-from .results import Delta, DraftStats, Memory, Result, Round
+from .prompt_rows import EncodedMedia
+from .results import Delta, DraftStats, Memory, Result, Round, process_bytes
 
 if TYPE_CHECKING:
     from .chat import Messages
@@ -120,6 +121,7 @@ class Conversation:
         self.model = model
         self.cache = model.target.new_cache(model.context_limit)
         self.row_keys: list[RowKey] = []
+        self.encoded = EncodedMedia()
         self.choice = choice
         self.draft: DraftRunner = model.drafts.runner(choice)
         self._lock = threading.Lock()
@@ -172,7 +174,14 @@ class Conversation:
         """What the target's and the drafter's caches hold."""
         cache = self.cache
         draft_bytes = self.draft.counts.cache_bytes
-        return Memory(cache.num_bytes, cache.state_bytes, cache.snapshot_bytes, draft_bytes)
+        return Memory(
+            key_value_bytes=cache.num_bytes,
+            state_bytes=cache.state_bytes,
+            snapshot_bytes=cache.snapshot_bytes,
+            draft_bytes=draft_bytes,
+            image_bytes=self.encoded.num_bytes,
+            process_bytes=process_bytes(),
+        )
 
     def busy(self) -> _Busy:
         """Hold the conversation for one answer; `PromptError` when another is in progress."""

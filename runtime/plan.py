@@ -97,12 +97,6 @@ class PromptPlan:
                 keys += [(media.digest, i) for i in range(span.num_rows)]
         return keys
 
-    def is_last_use(self, batch: Batch) -> bool:
-        """Whether no later row of the prompt comes from the batch's image or clip."""
-        pairs = zip(self.spans, self.media, strict=True)
-        later = {m.digest for s, m in pairs if m is not None and s.start > batch.span.start}
-        return batch.is_last_of_span and batch.media is not None and batch.media.digest not in later
-
     def message_ends(self, stop_ids: Collection[int], start: Row) -> list[Row]:
         """Rows after `start` that come next after a text token which ends messages."""
         ends = [

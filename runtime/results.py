@@ -1,11 +1,13 @@
 """What a generation gives back: deltas, rounds, and the final result with its statistics.
 
-Plain data and its JSON form; computes nothing.
+Plain data and its JSON form.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from ..models.positions import Hole, Position, Row
@@ -88,12 +90,27 @@ class Timings:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that the conversation holds: caches grow with rows, recurrent state does not."""
+    """Bytes that the conversation holds: caches grow with rows, recurrent state does not.
+
+    `process_bytes` is the whole process's resident memory, weights included; None where the
+    system does not tell.
+    """
 
     key_value_bytes: int
     state_bytes: int
     snapshot_bytes: int
     draft_bytes: int
+    image_bytes: int
+    process_bytes: int | None
+
+
+def process_bytes() -> int | None:
+    """Resident memory of this process now."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:  # not Linux
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)

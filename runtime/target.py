@@ -41,6 +41,11 @@ class ImageRows:
     embeds: Float
     deepstack: Float
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return self.embeds.nbytes + self.deepstack.nbytes
+
 
 class Head:
     """An output head with its ban list applied."""

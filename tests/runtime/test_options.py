@@ -9,9 +9,9 @@ import pytest
 from support_images import make_image
 
 from dflash_onnx.models.errors import PromptError
-from dflash_onnx.models.positions import Row
 from dflash_onnx.runtime import Model
 from dflash_onnx.runtime.options import make_options
+from dflash_onnx.runtime.prompt_rows import EncodedMedia
 
 
 @pytest.mark.parametrize("option", ["max_new_tokens", "chunk"])
@@ -78,14 +78,35 @@ def test_a_picture_used_twice_is_encoded_once(
     assert len(calls) == 2 and again.token_ids == first.token_ids
 
 
-def test_rows_of_a_page_go_when_it_is_read(tiny_model: Model) -> None:
-    """Thirty pages must not hold thirty pages' rows; one that comes again is kept until then."""
-    one, two = make_image(64, 64, 1), make_image(64, 64, 2)
-    plan = tiny_model.plan("hi", [one, two, one])
-    ends = [b for b in plan.batches(Row(0), 512) if b.media is not None]
-    assert [plan.is_last_use(b) for b in ends] == [False, True, True]
-    slices = [b for b in plan.batches(Row(0), 3) if b.media is not None and b.span == ends[1].span]
-    assert [plan.is_last_use(b) for b in slices] == [False, True]
-    generation = tiny_model.generate("hi", [one, two, one], max_new_tokens=2)
-    generation.result()
-    assert not generation._answer._prompt_rows._encoded
+def test_rows_of_old_pages_go(tiny_model: Model) -> None:
+    """Thirty pages must not hold thirty pages' rows: the ones read longest ago are forgotten."""
+    pages = [make_image(64, 64, i) for i in range(3)]
+    plan = tiny_model.plan("hi", pages)
+    media = [m for m in plan.media if m is not None]
+    encoded = EncodedMedia(2 * media[0].encode().num_bytes)
+    for page in (*media, media[1]):
+        encoded.rows(page)
+    encoded.shrink()
+    assert list(encoded._rows) == [media[2].digest, media[1].digest]
+    result = tiny_model.generate("hi", pages, max_new_tokens=2).result()
+    assert result.memory.image_bytes == 3 * media[0].encode().num_bytes
+
+
+def test_a_page_of_an_earlier_turn_is_not_encoded_again(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation that goes back to an earlier page, or starts over with it, knows its rows."""
+    calls: list[int] = []
+    encode = tiny_model.target.encode_patches
+    monkeypatch.setattr(
+        tiny_model.target, "encode_patches", lambda p, g: calls.append(1) or encode(p, g)
+    )
+    page, conversation = make_image(64, 64, 1), tiny_model.conversation()
+    for words in ("hi", "something else", "hi"):
+        messages = [{"role": "user", "content": [{"type": "text", "text": words}, page_part(page)]}]
+        conversation.generate(messages, max_new_tokens=2).result()
+    assert len(calls) == 1
+
+
+def page_part(page: object) -> dict[str, object]:
+    return {"type": "image", "image": page}
