@@ -165,6 +165,13 @@ def _trace(path: Path | None) -> Iterator[Callable[[Round], None]]:
         yield lambda record: print(json.dumps(record.to_json()), file=handle, flush=True)
 
 
+def format_identity(difference: float | None) -> str:
+    """What the probe at load found, for people."""
+    if difference == 0:
+        return "a block's rows equal single steps bit for bit on this machine"
+    return f"a block's rows differ from single steps by up to {difference:.2g}; near ties may flip"
+
+
 def format_memory(memory: Memory) -> str:
     """Memory of a sequence, for people."""
     parts = {
@@ -200,6 +207,7 @@ def format_stats(result: Result) -> str:
             f"memory    {format_memory(result.memory)}",
             f"time      draft {timings.draft_seconds:.2f} s, verify {timings.verify_seconds:.2f} s "
             f"of {timings.decode_seconds:.2f} s",
+            f"identity  {format_identity(result.provider['block_difference'])}",
             f"provider  {', '.join(f'{k} {v}' for k, v in result.provider.items())}",
         )
     )

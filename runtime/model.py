@@ -26,6 +26,7 @@ from .drafters.mtp import MtpNetworks
 from .drafters.networks import DFlashNetworks
 from .images import ImageSource, PreparedImage, prepare_image
 from .plan import Media, PlanBuilder, PromptPlan
+from .probe import block_difference
 from .session import Runtime
 from .target import ImageRows, Target
 from .tokenizer import Tokenizer, encode_chat
@@ -61,6 +62,8 @@ class Model:
             )
             for name in self.manifest.drafts
         }
+        # Weights that are only mapped run in other kernels, which nobody generates text with.
+        self._block_difference = None if mapped else block_difference(self.target)
         runtime, target = self._runtime, self.target
         self.mtp = MtpNetworks(self.manifest, runtime, target) if self.manifest.mtp else None
         self.drafts = DraftFactory(self.manifest, self.networks, self.mtp, self.context_limit)
@@ -133,6 +136,7 @@ class Model:
             "onnxruntime": runtime.version,
             "threads": runtime.threads,
             "precision": str(self.manifest.precision),
+            "block_difference": self._block_difference,
         }
 
     def clocks(self) -> dict[str, Clock]:
