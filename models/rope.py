@@ -14,6 +14,8 @@ from .rope_config import RopeConfig
 
 Float = NDArray[np.float32]
 
+FIRST_POSITIONS = 1024
+
 
 @lru_cache(maxsize=16)
 def inverse_frequencies(rotary_dim: int, theta: float) -> Float:
@@ -23,6 +25,33 @@ def inverse_frequencies(rotary_dim: int, theta: float) -> Float:
     # float64 power is what torch has.
     powers = np.power(theta, exponents.astype(np.float64)).astype(np.float32)
     return np.float32(1) / powers
+
+
+class RotaryTable:
+    """Cosines and sines of one rope; those of text positions are kept and looked up.
+
+    Text has the same position on all axes, so M-RoPE's choice among them does not matter.
+    """
+
+    def __init__(self, rope: RopeConfig) -> None:
+        self._rope = rope
+        self._cos = self._sin = np.zeros((0, rope.rotary_dim // 2), np.float32)
+
+    def rows(self, positions: NDArray[np.int64]) -> tuple[Float, Float]:
+        """Cosines and sines [n, rotary_dim / 2] of positions [n], or of M-RoPE positions [3, n]."""
+        if positions.ndim == 2:
+            if self._rope.mrope_section is not None and (positions != positions[0]).any():
+                return rotary_table(positions, self._rope)
+            positions = positions[0]
+        cos, sin = self._reaching(int(positions.max(initial=-1)) + 1)
+        return cos[positions], sin[positions]
+
+    def _reaching(self, stop: int) -> tuple[Float, Float]:
+        """Tables of positions 0..stop-1 at least; they grow by doubling."""
+        if stop > len(self._cos):
+            count = max(stop, 2 * len(self._cos), FIRST_POSITIONS)
+            self._cos, self._sin = rotary_table(np.arange(count), self._rope)
+        return self._cos, self._sin
 
 
 def rotary_table(positions: NDArray[np.int64], rope: RopeConfig) -> tuple[Float, Float]:

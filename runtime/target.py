@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ..models.grid import Grid, axial_rotary, position_table_lookup
 from ..models.manifest import Manifest
-from ..models.positions import Ints, text_ruler
-from ..models.rope import rotary_table
+from ..models.positions import Ints
+from ..models.rope import RotaryTable
 from ..models.text_config import PORTABLE_ROWS
 from .bundle_files import map_table
 from .recurrent_state import RecurrentState
@@ -84,6 +84,7 @@ class Target:
         self._portable = portable and text.linear is not None
         self.max_rows = PORTABLE_ROWS if self._portable else text.context_limit
         self._table = map_table(folder, manifest.embedding)
+        self._rotary = RotaryTable(text.rope)
         self._graph = runtime.open(graphs["target.portable" if self._portable else "target"])
         self._vision = runtime.open(graphs["vision"]) if self.config.vision else None
         self.head = Head(runtime.open(graphs["head"]), text.vocab_size, manifest.banned_ids)
@@ -105,9 +106,7 @@ class Target:
 
     def rotary(self, mrope_positions: Ints) -> tuple[Float, Float]:
         """Cosines and sines [n, rotary_dim / 2] of M-RoPE positions [3, n]."""
-        rope = self.config.text.rope
-        one_axis = rope.mrope_section is None
-        return rotary_table(text_ruler(mrope_positions) if one_axis else mrope_positions, rope)
+        return self._rotary.rows(mrope_positions)
 
     def forward(
         self,

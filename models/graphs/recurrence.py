@@ -74,14 +74,16 @@ def _chunked(g: GraphBuilder, linear: LinearConfig, rows: GatedRows, state: str,
     lower, strict = (_triangle(g, rows.key, np.tril(_ONES, k)) for k in (0, -1))
     total = g.op("MatMul", lower, decay)
     grown = g.op("Exp", total)
-    falls = g.op("Exp", g.op("Min", _differences(g, total), g.constant(0.0, np.float32)))
+    # Summed between two rows: the difference of two long sums loses the digits of strong decay.
+    between = g.op("MatMul", lower, g.op("Mul", decay, strict))
+    falls = g.op("Exp", between)
     products = g.op("MatMul", key, g.op("Transpose", key, perm=[0, 2, 1]))
     coupling = g.op("Mul", beta, g.op("Mul", g.op("Mul", products, falls), strict))
     past = g.op("Squeeze", state, g.constant([0]))
     known = g.op("Mul", grown, g.op("MatMul", key, past))
     right = g.op("Mul", beta, g.op("Sub", value, known))
     updates = g.op("MatMul", _inverse(g, coupling, rows.key), right)
-    state = _new_state(g, key, updates, decay, total, past)
+    state = _new_state(g, key, updates, decay, falls, past)
     g.ops("Unsqueeze", state, g.constant([0]), names=[after])
     if rows.query is None:
         return updates
@@ -95,10 +97,11 @@ def _chunked(g: GraphBuilder, linear: LinearConfig, rows: GatedRows, state: str,
     return ops.reshape(g, flat, -1, linear.value_width)
 
 
-def _new_state(g: GraphBuilder, key: str, updates: str, decay: str, total: str, past: str) -> str:
+def _new_state(g: GraphBuilder, key: str, updates: str, decay: str, falls: str, past: str) -> str:
     """exp(G_T) S + sum over rows of exp(G_T - G_t) k_t u_t^T."""
     whole = g.op("ReduceSum", decay, g.constant([1]), keepdims=1)
-    faded = g.op("Mul", key, g.op("Exp", g.op("Sub", whole, total)))
+    last = ops.slice_axis(g, falls, -1, ops.FULL_STOP, 1)
+    faded = g.op("Mul", key, g.op("Transpose", last, perm=[0, 2, 1]))
     added = g.op("MatMul", g.op("Transpose", faded, perm=[0, 2, 1]), updates)
     return g.op("Add", g.op("Mul", g.op("Exp", whole), past), added)
 
@@ -127,11 +130,6 @@ def _triangle(g: GraphBuilder, rows: str, matrix: np.ndarray) -> str:
     ends = g.op("Concat", count, count, axis=0)
     table = g.constant(matrix, np.float32)
     return g.op("Slice", table, g.constant([0, 0]), ends, g.constant([0, 1]))
-
-
-def _differences(g: GraphBuilder, total: str) -> str:
-    """G_i - G_j [heads, n, n] of [heads, n, 1]."""
-    return g.op("Sub", total, g.op("Transpose", total, perm=[0, 2, 1]))
 
 
 def _column(g: GraphBuilder, x: str) -> str:

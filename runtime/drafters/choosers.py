@@ -79,17 +79,23 @@ class SelectorWalk:
         # A banned id stays at minus infinity.
         return np.where(np.isneginf(values), values, np.tanh(values / cap) * cap)
 
-    def scores(self, previous: int, values: Float, ids: Ints, projected: Float) -> Float:
-        """Scores [K] of one row's candidates after token `previous`."""
+    def scores(self, previous: int, values: Float, successors: Float, projected: Float) -> Float:
+        """Scores [K] of one row's candidates, whose successor rows are [K, r], after `previous`."""
         before = self._predecessor[previous].astype(np.float32) * projected
-        return values + self._successor[ids].astype(np.float32) @ before
+        return values + successors @ before
+
+    def successors(self, ids: Ints) -> Float:
+        """Rows [..., r] of the successor table."""
+        return self._successor[ids].astype(np.float32)
 
     def choose(self, hidden: Float, anchor: int, sampling: DraftSampling | None) -> Drafted:
         """Walk the rows from the anchor, each choice being the next row's predecessor."""
         chosen: list[int] = []
         proposals: list[Distribution] = []
-        for row, (values, ids, projected) in enumerate(zip(*self.candidates(hidden), strict=True)):
-            scores = self.scores(chosen[-1] if chosen else anchor, values, ids, projected)
+        found = self.candidates(hidden)
+        rows = zip(*found, self.successors(found[1]), strict=True)
+        for row, (values, ids, projected, successors) in enumerate(rows):
+            scores = self.scores(chosen[-1] if chosen else anchor, values, successors, projected)
             if sampling is None:
                 chosen.append(int(ids[scores == scores.max()].min()))
                 continue

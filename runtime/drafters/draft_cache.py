@@ -39,6 +39,8 @@ class DraftCache:
         self.positions: Ints = np.full(capacity, FREE, np.int64)
         self.valid: NDArray[np.bool_] = np.zeros(capacity, bool)
         self._evicted_below = Position(0)
+        # Slots in use of a cache that grows.
+        self._used = 0
 
     @property
     def num_rows(self) -> int:
@@ -54,16 +56,20 @@ class DraftCache:
         self, keys: list[Float], values: list[Float], positions: Ints, visible: bool
     ) -> None:
         """Store rows [1, kv heads, n, d] of every layer at `positions` [n]."""
-        keep = self._newest(positions)
-        slots = self._free_slots(keep.size)
+        kept = self._newest(positions)
+        slots = self._next_slots(positions.size - kept)
+        if not slots.size:
+            return
         for store, new in zip((*self.keys, *self.values), (*keys, *values), strict=True):
-            self._writer.write(store, np.ascontiguousarray(new[:, :, keep]), slots)
-        self.positions[slots] = positions[keep]
+            self._writer.write(store, np.ascontiguousarray(new[:, :, kept:]), slots)
+        self.positions[slots] = positions[kept:]
         self.valid[slots] = visible
 
     def crop(self, position: Position) -> Hole | None:
         """Drop rows at `position` and beyond; returns rows a ring had already lost before it."""
         dropped = self.positions >= position
+        # Positions only grow, so these are the rows stored last.
+        self._used -= int(dropped.sum())
         self.positions[dropped] = FREE
         self.valid[dropped] = False
         if self.window is None:
@@ -79,26 +85,28 @@ class DraftCache:
         assert len(set(used.tolist())) == used.size, "two rows at one position"
         assert not self.valid[self.positions == FREE].any(), "a free slot is visible"
 
-    def _newest(self, positions: Ints) -> Ints:
-        """Indices of the rows that a ring can hold at all; the others count as evicted."""
-        size = positions.size
-        if self.window is None or size <= self.window - 1:
-            return np.arange(size)
-        first = size - (self.window - 1)
+    def _newest(self, positions: Ints) -> int:
+        """From which row on a ring can hold them at all; those before count as evicted."""
+        if self.window is None:
+            return 0
+        first = max(0, positions.size - (self.window - 1))
         self._evict(positions[:first])
-        return np.arange(first, size)
+        return first
 
-    def _free_slots(self, count: int) -> Ints:
-        free = np.flatnonzero(self.positions == FREE)
-        if free.size < count and self.window is None:
-            self._grow(self.num_rows + count)
-            free = np.flatnonzero(self.positions == FREE)
-        if free.size < count:
-            # All slots but the free ones, smallest position first.
-            oldest = np.argsort(self.positions)[free.size :][: count - free.size]
-            self._evict(self.positions[oldest])
-            free = np.concatenate([oldest, free])
-        return np.sort(free[:count])
+    def _next_slots(self, count: int) -> Ints:
+        """Slots for `count` rows: the next ones, or a ring's free ones and smallest positions."""
+        if self.window is None:
+            if self._used + count > self.positions.size:
+                self._grow(self._used + count)
+            self._used += count
+            return np.arange(self._used - count, self._used)
+        if not count:
+            return np.arange(0)
+        # Free slots have the smallest number of all.
+        slots = np.sort(np.argpartition(self.positions, count - 1)[:count])
+        lost = self.positions[slots]
+        self._evict(lost[lost != FREE])
+        return slots
 
     def _evict(self, positions: Ints) -> None:
         if positions.size:

@@ -14,7 +14,7 @@ import numpy as np
 from ...models.draft_config import DraftLayer
 from ...models.manifest import DraftSpec, Manifest
 from ...models.positions import Ints, visible_block, visible_context
-from ...models.rope import rotary_table
+from ...models.rope import RotaryTable
 from ..binding import Binding
 from ..session import Runtime
 from ..target import Head, Target, map_table
@@ -72,6 +72,7 @@ class DFlashNetworks:
         self.block_size = spec.block_size
         self.layers = spec.layers
         self.kinds = spec.mask_kinds
+        self._rotary = RotaryTable(spec.rope)
         self._by_kind = [
             [n for n, layer in enumerate(self.layers) if layer == kind] for kind in self.kinds
         ]
@@ -92,7 +93,7 @@ class DFlashNetworks:
 
     def inject(self, features: list[Float], positions: Ints) -> tuple[list[Float], list[Float]]:
         """Keys and values [1, kv heads, n, d] per layer of feature rows, one [n, H] per tap."""
-        cos, sin = rotary_table(positions, self.spec.rope)
+        cos, sin = self._rotary.rows(positions)
         feeds = {f"tap.{i}": f for i, f in zip(self.taps, features, strict=True)}
         outputs = self._inject.run({**feeds, "cos": cos, "sin": sin})
         return outputs[0::2], outputs[1::2]
@@ -113,7 +114,7 @@ class DFlashNetworks:
         binding = self._bindings.get(caches[0])
         if binding is None:
             binding = self._bindings[caches[0]] = self._block.bind()
-        cos, sin = rotary_table(positions, self.spec.rope)
+        cos, sin = self._rotary.rows(positions)
         binding.feed("embeds", self._embeds(anchor, positions.size))
         binding.feed("cos", cos)
         binding.feed("sin", sin)

@@ -24,8 +24,10 @@ class HostWriter:
     """NumPy writes, for caches in host memory."""
 
     def write(self, buffer: Float, rows: Float, slots: Ints) -> None:
-        """Write the rows."""
-        buffer[:, :, slots] = rows
+        """Write the rows; a run of slots is one plain copy."""
+        first, last = slots[0], slots[-1]
+        run = last - first + 1 == slots.size
+        buffer[:, :, slice(first, last + 1) if run else slots] = rows
 
 
 class GraphWriter:

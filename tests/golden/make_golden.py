@@ -65,8 +65,9 @@ def model_inputs(model: Any, ids: list[int], images: list[str]) -> dict[str, tor
         pictures = [make_image(*IMAGES[name]) for name in images]
         inputs["pixel_values"] = torch.from_numpy(np.concatenate(list(map(make_patches, pictures))))
         inputs["image_grid_thw"] = torch.tensor([grid_of(picture) for picture in pictures])
-    # transformers 5.24 takes the image spans from here, not from the ids.
-    inputs["mm_token_type_ids"] = (input_ids == model.config.image_token_id).int()
+    if hasattr(model.config, "image_token_id"):
+        # transformers 5.24 takes the image spans from here, not from the ids.
+        inputs["mm_token_type_ids"] = (input_ids == model.config.image_token_id).int()
     return inputs
 
 
@@ -152,10 +153,10 @@ def check_teacher_forced(
 ) -> None:
     """One cache-free call over prompt and answer must choose the tokens that decoding chose."""
     ids = torch.cat([inputs["input_ids"], tokens], dim=1)
-    kinds = (ids == model.config.image_token_id).int()
-    logits = model(**inputs | {"input_ids": ids, "mm_token_type_ids": kinds}).logits[
-        0, -TOKENS - 1 : -1
-    ]
+    inputs = inputs | {"input_ids": ids}
+    if "mm_token_type_ids" in inputs:
+        inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
+    logits = model(**inputs).logits[0, -TOKENS - 1 : -1]
     logits[:, banned] = -torch.inf
     if not torch.equal(logits.argmax(-1), tokens[0]):
         raise RuntimeError("cached and cache-free decoding disagree: a near tie, change the seed")
