@@ -104,8 +104,8 @@ class Answer:
             rows = self._run_batch(batch)
             if self._cache.num_rows in ends:
                 self._cache.snapshot()
-        last = np.array([rows.hidden.shape[0] - 1])
-        return self._accept(self._target.head.rows(rows.hidden, last, self._with_logits), [])
+        last = self._target.head.rows(rows.hidden[-1:], np.arange(1), self._with_logits)
+        return self._accept(last, [])
 
     def _reuse_prefix(self) -> Row:
         """Crop target and draft to the rows this prompt shares with what is cached."""

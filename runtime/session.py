@@ -7,6 +7,7 @@ conversations and threads; a `Binding` belongs to one caller.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,10 @@ ELEMENT_TYPES = {
 # Its errors that speak of a graph or weight file; all others are of the provider or the machine.
 # `Fail` is what a weight file that is missing, short or outside the folder gives.
 FILE_FAILURES = {"Fail", "InvalidGraph", "InvalidProtobuf", "NoModel", "NoSuchFile", "NotFound"}
+
+
+# Sets of input shapes that a thread keeps bound for one graph.
+MAX_BINDINGS = 16
 
 
 class Runtime:
@@ -139,19 +144,23 @@ class Graph:
 
         `constants` are inputs that the caller keeps and never changes; they are not copied.
         """
-        binding = self._thread_binding()
+        binding = self._binding_for(tuple(array.shape for array in feeds.values()))
         for name, array in feeds.items():
             binding.feed(name, array)
         for name, array in (constants or {}).items():
             binding.attach(name, array)
         return binding.run(self.outputs if fetch is None else tuple(fetch))
 
-    def _thread_binding(self) -> Binding:
-        """One binding per thread: making one costs more than a small call."""
-        held: Binding | None = self._threads.__dict__.get("binding")
-        if held is None:
-            held = self._threads.__dict__["binding"] = self.bind()
-        return held
+    def _binding_for(self, shapes: tuple[tuple[int, ...], ...]) -> Binding:
+        """One binding per thread and shapes, of which a few recur: making one is not cheap."""
+        held: OrderedDict[tuple, Binding] = self._threads.__dict__.setdefault(
+            "bindings", OrderedDict()
+        )
+        binding = held.pop(shapes, None)
+        held[shapes] = self.bind() if binding is None else binding
+        if len(held) > MAX_BINDINGS:
+            held.popitem(last=False)
+        return held[shapes]
 
 
 def _check_interface(path: Path, spec: GraphSpec, session: Any) -> None:
