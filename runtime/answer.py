@@ -98,7 +98,8 @@ class Answer:
         self._pos_next = next_position(self._plan.mrope_positions)
         self.timings.reused_rows = start
         self.timings.prefilled_rows = self._plan.num_rows - start
-        chunk = min(self._options.chunk, self._target.max_rows)
+        asked = self._options.chunk or self._target.prefill_rows
+        chunk = min(asked, self._target.max_rows)
         ends = self._plan.message_ends(self._stop_ids, start)[-MAX_SNAPSHOTS:]
         for batch in self._plan.batches(start, chunk, ends if self._cache.state else ()):
             rows = self._run_batch(batch)

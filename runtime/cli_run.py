@@ -33,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     _add_draft_options(parser)
     _add_sampling_options(parser)
     parser.add_argument("--provider", default="cpu", metavar="P")
-    parser.add_argument("--chunk", type=int, default=512, metavar="N", help="prefill rows per call")
+    parser.add_argument("--chunk", type=int, metavar="N", help="prefill rows per call")
     parser.add_argument("--stats", action="store_true", help="statistics on stderr")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="one JSON line per round")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -13,7 +13,8 @@ ACCEPT_RULES = ("equal", "rejection")
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """How far and how to generate; `chunk` is the largest prefill batch in rows.
+    """How far and how to generate; `chunk` is the largest prefill batch in rows, None one that
+    keeps its activations small.
 
     `accept`: "equal" keeps the text of the plain run at the same seed, with any drafter;
     "rejection" accepts more drafts and keeps only the distribution. For measurements alone:
@@ -23,7 +24,7 @@ class GenerateOptions:
 
     max_new_tokens: int = 512
     stop: tuple[str, ...] = ()
-    chunk: int = 512
+    chunk: int | None = None
     accept: str = "equal"
     ignore_stop: bool = False
     synthetic_acceptance: float | None = None
@@ -31,7 +32,8 @@ class GenerateOptions:
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 0)
-        check_whole("chunk", self.chunk, 1)
+        if self.chunk is not None:
+            check_whole("chunk", self.chunk, 1)
         if self.accept not in ACCEPT_RULES:
             rules = " or ".join(ACCEPT_RULES)
             raise PromptError(f"accept must be {rules}, not {self.accept!r}.")

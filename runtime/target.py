@@ -47,6 +47,10 @@ class ImageRows:
         return self.embeds.nbytes + self.deepstack.nbytes
 
 
+# What the widest tensors of a prefill call may take, and the most rows that pay.
+PREFILL_BYTES, PREFILL_ROWS = 256 << 20, 512
+
+
 class Head:
     """An output head with its ban list applied."""
 
@@ -88,6 +92,13 @@ class Target:
         self._graph = runtime.open(graphs["target.portable" if self._portable else "target"])
         self._vision = runtime.open(graphs["vision"]) if self.config.vision else None
         self.head = Head(runtime.open(graphs["head"]), text.vocab_size, manifest.banned_ids)
+
+    @property
+    def prefill_rows(self) -> int:
+        """Rows of a prefill call whose activations stay small and whose matrices pay."""
+        text = self.config.text
+        row_bytes = 4 * (3 * text.intermediate_size + 8 * text.hidden_size)
+        return min(self.max_rows, PREFILL_ROWS, max(1, PREFILL_BYTES // row_bytes))
 
     def embed(self, token_ids: Ints) -> Float:
         """Embedding rows [n, H] of token ids, read from the mapped table."""

@@ -76,6 +76,26 @@ def test_state_is_that_of_the_accepted_rows(model: Model, drafts: int) -> None:
             assert same_bits([hidden[:1]], [step])
 
 
+def test_a_masked_row_is_no_row(model: Model, portable: Model) -> None:
+    """Where shapes must not change, a whole block is replayed and a mask ends at the accept point:
+    the state is that of the accepted rows alone."""
+    for one in (model, portable):
+        ours, expected = verified(one, 5, 2), verified(one, 5, 2)
+        state = ours.cache.state
+        assert state is not None
+        kept = [rows.base if rows.base is not None else rows for rows in state._pending]
+        mask = np.array([1, 1, 1, 0, 0, 0], np.float32)
+        for i, rows in zip(state._layers, kept, strict=True):
+            assert len(rows) == 6
+            state._binding.attach(f"replay.{i}", rows)
+        state._binding.attach("replay_mask", mask)
+        state._replay = lambda rows: None  # type: ignore[method-assign]
+        hidden = ours.call(IDS[12:13], certain=True)
+        assert difference([hidden], [expected.call(IDS[12:13], certain=True)]) <= 1e-5
+        bound = 0 if one is model else PORTABLE_BOUND
+        assert difference(states(ours.cache), states(expected.cache)) <= bound
+
+
 @pytest.mark.parametrize("drafts", range(1, MOST + 1))
 def test_portable_state_is_that_of_the_accepted_rows(portable: Model, drafts: int) -> None:
     """The portable form sums in another order when a block is replayed; its state stays within
