@@ -14,8 +14,11 @@ from dflash_onnx.runtime.options import make_options
 from dflash_onnx.runtime.prompt_rows import EncodedMedia
 
 
-@pytest.mark.parametrize("option", ["max_new_tokens", "chunk"])
-@pytest.mark.parametrize("value", [2.5, "5", None, True, -1])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [(o, v) for o in ("max_new_tokens", "chunk") for v in (2.5, "5", True, -1)]
+    + [("max_new_tokens", None)],
+)
 def test_counts_are_whole_numbers(option: str, value: Any) -> None:
     """2.5 tokens used to run on to the context limit; "5" was a bare TypeError."""
     with pytest.raises(PromptError, match=f"{option} must be a whole number"):
@@ -61,15 +64,21 @@ def test_pictures_inside_messages(tiny_model: Model) -> None:
         tiny_model.plan(messages, [image])
 
 
+def encoding_calls(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each run of the vision tower from now on."""
+    calls: list[int] = []
+    encode = model.target.encode_patches
+    monkeypatch.setattr(
+        model.target, "encode_patches", lambda p, g: calls.append(1) or encode(p, g)
+    )
+    return calls
+
+
 def test_a_picture_used_twice_is_encoded_once(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Page images are re-sent every turn (claude-code#81792); the tower runs once for each."""
-    calls: list[int] = []
-    encode = tiny_model.target.encode_patches
-    monkeypatch.setattr(
-        tiny_model.target, "encode_patches", lambda p, g: calls.append(1) or encode(p, g)
-    )
+    calls = encoding_calls(tiny_model, monkeypatch)
     one, two = make_image(64, 64, 1), make_image(64, 64, 2)
     conversation = tiny_model.conversation()
     first = conversation.generate("hi", [one, two, one], max_new_tokens=3).result()
@@ -96,11 +105,7 @@ def test_a_page_of_an_earlier_turn_is_not_encoded_again(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A conversation that goes back to an earlier page, or starts over with it, knows its rows."""
-    calls: list[int] = []
-    encode = tiny_model.target.encode_patches
-    monkeypatch.setattr(
-        tiny_model.target, "encode_patches", lambda p, g: calls.append(1) or encode(p, g)
-    )
+    calls = encoding_calls(tiny_model, monkeypatch)
     page, conversation = make_image(64, 64, 1), tiny_model.conversation()
     for words in ("hi", "something else", "hi"):
         messages = [{"role": "user", "content": [{"type": "text", "text": words}, page_part(page)]}]
