@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .drafters.base import Drafter
 from .drafters.dflash import DFlash
 from .drafters.lookup import Lookup
+from .drafters.mtp import Mtp
 from .drafters.networks import DFlashNetworks
 from .drafters.policy import HolePolicy, HoleSettings
 from .drafters.token_count import AtTokenCount
@@ -58,6 +59,8 @@ class Sample:
 def settings(model: Model, policies: Iterable[HolePolicy]) -> Iterator[Setting]:
     """Every drafter under every policy, with and without the right block position."""
     yield Setting("lookup", None)
+    if model.mtp is not None:
+        yield Setting("mtp", None)
     for name in model.networks:
         for policy in policies:
             yield Setting(name, policy)
@@ -121,6 +124,8 @@ def _reused(
 
 
 def _drafter(model: Model, setting: Setting) -> Drafter:
+    if setting.draft == "mtp" and model.mtp is not None:
+        return Mtp(model.mtp, model.context_limit, None)
     if setting.policy is None:
         return Lookup()
     networks: DFlashNetworks = model.networks[setting.draft]

@@ -1,4 +1,7 @@
-"""Batches of one kind and one page size: token ids, M-RoPE positions, patches, character labels."""
+"""Batches of one kind and one page size: token ids, M-RoPE positions, patches, character labels.
+
+Knows the mixes of kinds that training shows. Knows nothing of models or losses.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,9 @@ PHASES = {
     "reading": {
         "read": 58, "json": 10, "pages": 10, "total": 6, "number": 6, "text": 6, "image+text": 4,
     },
+    "fields": {
+        "read": 30, "json": 8, "pages": 10, "total": 10, "number": 8, "text": 20, "image+text": 14,
+    },
     "polish": {
         "read": 36, "json": 7, "pages": 8, "total": 4, "number": 4, "text": 28, "image+text": 13,
     },
@@ -31,7 +37,11 @@ PHASES = {
     },
 }  # fmt: skip
 # Text turns that a phase mostly replaces: they are known by heart, the others need the prompt.
-KNOWN_TURNS = {"polish": ("List", "Recite"), "turns": ("List", "Recite", "Table")}
+KNOWN_TURNS = {
+    "fields": ("List", "Recite"),
+    "polish": ("List", "Recite"),
+    "turns": ("List", "Recite", "Table"),
+}
 
 
 @dataclass

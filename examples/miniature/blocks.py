@@ -1,4 +1,7 @@
-"""Draft blocks for training and measuring: many anchors of each sample in one forward pass."""
+"""Draft blocks for training and measuring: many anchors of each sample in one forward pass.
+
+Knows which rows a block sees and what the target says of a batch. Knows nothing of losses.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,21 @@ from dataclasses import dataclass
 import torch
 from batches import Batch
 from draft import BLOCK, Draft
-from model import Ids, encode_pages, run_text
+from model import Ids, embed, encode_pages, run_text
 from torch import Tensor, nn
 
 
 @dataclass
 class Features:
-    """What the target says about a batch: its features and its own next tokens."""
+    """What the target says about a batch: its features and its own next tokens.
+
+    `inputs` are the rows that it saw, `states` its normed last ones.
+    """
 
     taps: Tensor
     best: Tensor
+    inputs: Tensor
+    states: Tensor
 
 
 @torch.no_grad()
@@ -36,7 +44,8 @@ def target_features(
     """Run the frozen target over whole sequences."""
     images = encode_batch(target, batch) if images is None else images
     states, taps = run_text(target, batch.ids, batch.positions, batch.rows, images)
-    return Features(taps, target.lm_head(states).argmax(-1))
+    inputs = embed(target, batch.ids, batch.rows, images)
+    return Features(taps, target.lm_head(states).argmax(-1), inputs, states)
 
 
 def ruler(batch: Batch, media: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,7 @@
-"""DFlash and DFlash2 drafters with z-lab's tensor names, and their files."""
+"""DFlash and DFlash2 drafters with z-lab's tensor names, and their files.
+
+Knows the layers and config.json. Knows nothing of targets beyond their sizes, or of training.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +169,8 @@ class Draft(nn.Module):
         self.second = config["architectures"] == ["DFlash2DraftModel"]
         self.window: int | None = config["sliding_window"]
         self.layers = nn.ModuleList(Layer(self.second) for _ in range(LAYERS))
-        self.fc = _linear(len(TAPS) * HIDDEN, HIDDEN)
+        taps = config["dflash_config"]["target_layer_ids"]
+        self.fc = _linear(len(taps) * HIDDEN, HIDDEN)
         self.hidden_norm, self.norm = Norm(HIDDEN), Norm(HIDDEN)
         if self.second:
             self.candidate_selector = Selector(config["vocab_size"])
@@ -182,12 +186,12 @@ class Draft(nn.Module):
         return self.norm(noise)
 
 
-def make_config(kind: str, vocabulary: int, mask_id: int) -> dict[str, Any]:
-    """config.json of a drafter of the kind `dflash` or `dflash2`."""
-    second = kind == "dflash2"
+def make_config(kind: str, target: nn.Module, mask_id: int) -> dict[str, Any]:
+    """config.json of a drafter of the kind `dflash` or `dflash2` for a target."""
+    second, text = kind == "dflash2", target.config.text_config
     own: dict[str, Any] = {
-        "block_size": BLOCK, "mask_token_id": mask_id, "target_layer_ids": list(TAPS),
-        "trained_on_media": True,
+        "block_size": BLOCK, "mask_token_id": mask_id, "trained_on_media": True,
+        "target_layer_ids": list(TAPS[target.config.model_type]),
     }  # fmt: skip
     if second:
         own |= {"conv_kernel_size": CONV, "conv_group_size": GROUP}
@@ -199,11 +203,12 @@ def make_config(kind: str, vocabulary: int, mask_id: int) -> dict[str, Any]:
         "head_dim": HEAD_DIM, "hidden_act": "silu", "hidden_size": HIDDEN, "is_causal": False,
         "intermediate_size": MLP, "max_position_embeddings": 8192, "max_window_layers": LAYERS,
         "layer_types": ["sliding_attention" if second else "full_attention"] * LAYERS,
-        "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "num_target_layers": 6,
-        "num_key_value_heads": KV_HEADS, "rms_norm_eps": 1e-6, "rope_theta": THETA,
+        "num_attention_heads": HEADS, "num_hidden_layers": LAYERS,
+        "num_target_layers": text.num_hidden_layers, "num_key_value_heads": KV_HEADS,
+        "rms_norm_eps": 1e-6, "rope_theta": THETA,
         "rope_parameters": {"rope_theta": THETA, "rope_type": "default"},
         "sliding_window": WINDOW if second else None, "use_sliding_window": second,
-        "tie_word_embeddings": False, "vocab_size": vocabulary,
+        "tie_word_embeddings": False, "vocab_size": text.vocab_size,
     }  # fmt: skip
 
 

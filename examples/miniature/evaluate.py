@@ -2,8 +2,9 @@
 
     python examples/miniature/evaluate.py MODELS [--count N] [--seed S] [--json FILE]
 
-MODELS has the folders target, dflash and dflash2 (a missing drafter is skipped). The tables count
-whole answers of greedy decoding; an answer is right if every character is.
+MODELS has the folders target, dflash and dflash2 (a missing drafter is skipped; an MTP head lies in
+target). The tables count whole answers of greedy decoding; an answer is right if every character
+is.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import batches
 import torch
-from blocks import encode_batch, propose, run_blocks, target_features
-from draft import BLOCK, Draft, load_draft
+from blocks import encode_batch, target_features
+from draft import Draft, load_draft
+from measure import Result, measure
 from model import make_target, special_ids
+from mtp import Mtp, load_mtp
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -26,19 +28,6 @@ from dflash_onnx.models.miniature import data
 
 LONGEST = 120  # answer tokens
 GROUP = 48  # samples a batch
-CHUNK = 12  # blocks a sample at a time; their rows share one attention call
-
-
-@dataclass
-class Result:
-    """A sample and what the target says: token ids with the stop token, text, wrong characters."""
-
-    sample: data.Sample
-    ids: list[int]
-    text: str
-    errors: int
-    # Tokens of each target call, by drafter and policy.
-    rounds: dict[str, list[int]] = field(default_factory=dict)
 
 
 def groups(samples: list[data.Sample]) -> list[list[data.Sample]]:
@@ -100,43 +89,6 @@ def distance(left: str, right: str) -> int:
     return row[-1]
 
 
-@torch.no_grad()
-def measure(
-    tokenizer: Tokenizer, target: nn.Module, draft: Draft, results: list[Result], name: str
-) -> None:
-    """Walk the answers of one group block by block; fills `rounds` for both policies."""
-    special = special_ids(tokenizer)
-    batch = batches.collate(tokenizer, [r.sample for r in results], [r.ids for r in results])
-    features = target_features(target, batch)
-    length = max(len(result.ids) for result in results)
-    columns = torch.tensor(batch.starts)[:, None] + torch.arange(length)
-    columns = columns.clamp(max=batch.ids.shape[1] - 1)
-    for policy in ("index", "gap") if batch.canvases else ("index",):
-        media = torch.full((len(results),), policy == "index")
-        parts = []
-        for anchors in columns.split(CHUNK, 1):
-            states = run_blocks(draft, target, batch, features, anchors, media, special)
-            parts.append(propose(draft, target, states, batch.ids.gather(1, anchors)))
-        drafts = torch.cat(parts, 1)
-        for index, result in enumerate(results):
-            rounds = walk(result.ids, drafts[index].tolist())
-            for policies in [policy] if batch.canvases else ["index", "gap"]:
-                result.rounds[f"{name}/{policies}"] = rounds
-
-
-def walk(ids: list[int], drafts: list[list[int]]) -> list[int]:
-    """Tokens that each target call yields when block i starts at token i of the answer."""
-    rounds, anchor = [], 0
-    while anchor < len(ids) - 1:
-        rest = ids[anchor + 1 :]
-        accepted = 0
-        while accepted < min(BLOCK - 1, len(rest)) and drafts[anchor][accepted] == rest[accepted]:
-            accepted += 1
-        rounds.append(min(accepted + 1, len(rest)))
-        anchor += rounds[-1]
-    return rounds
-
-
 def table(title: str, sets: dict[str, list[Result]]) -> list[dict[str, object]]:
     """Print one line a set and return the numbers."""
     names = sorted({name for part in sets.values() for result in part for name in result.rounds})
@@ -175,17 +127,27 @@ def split(results: list[Result]) -> dict[str, dict[str, list[Result]]]:
     return tables
 
 
+def load_drafters(target: nn.Module, models: Path) -> dict[str, Draft | Mtp]:
+    """All drafters of a folder by name."""
+    drafters: dict[str, Draft | Mtp] = {}
+    for name in ("dflash", "dflash2"):
+        if (models / name / "model.safetensors").exists():
+            drafters[name] = load_draft(models / name)
+    # Only the hybrid's family has the head.
+    hybrid = target.config.model_type == "qwen3_5"
+    mtp = load_mtp(target, models / "target") if hybrid else None
+    return drafters if mtp is None else drafters | {"mtp": mtp}
+
+
 def evaluate(models: Path, count: int, seed: int) -> dict[str, list[dict[str, object]]]:
     """Print all tables for `count` held-out samples and return them."""
     tokenizer = Tokenizer.from_file(str(models / "target" / "tokenizer.json"))
     target = make_target(tokenizer, models / "target").eval()
-    folders = [models / name for name in ("dflash", "dflash2")]
-    drafts = {f.name: load_draft(f) for f in folders if (f / "model.safetensors").exists()}
+    drafters = load_drafters(target, models)
     results = []
     for group in groups([data.sample(seed, index) for index in range(count)]):
         part = answer(tokenizer, target, group)
-        for name, draft in drafts.items():
-            measure(tokenizer, target, draft, part, name)
+        measure(tokenizer, target, drafters, part)
         results += part
     for result in [r for r in results if r.errors][:10]:
         print(f"wrong: {result.sample.answer!r} -> {result.text!r}")

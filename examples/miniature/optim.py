@@ -1,4 +1,7 @@
-"""Muon for matrices, AdamW for the rest, one schedule for both."""
+"""Muon for matrices, AdamW for the rest, one schedule for both.
+
+Knows parameters by name and shape. Knows nothing of models or stages.
+"""
 
 from __future__ import annotations
 

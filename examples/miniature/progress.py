@@ -1,10 +1,14 @@
-"""Resumable state and a JSON-lines log."""
+"""The loop of a stage, its resumable state and a JSON-lines log.
+
+Knows nothing of what a step does.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +62,20 @@ class Log:
         print(line, flush=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+
+def run_stage(
+    out: Path, stage: str, steps: int, module: nn.Module,
+    take: Callable[[Optimizer, int], dict[str, float]],
+) -> None:  # fmt: skip
+    """Run or resume the steps of a stage; the last state stays in `out`/`stage`.pt."""
+    optimizer = Optimizer(module.named_parameters())
+    state = out / f"{stage}.pt"
+    done = load_state(state, module, optimizer)
+    log = Log(out / "log.jsonl", stage, steps, done)
+    for step in range(done, steps):
+        started = time.perf_counter()
+        values = take(optimizer, step)
+        log.add(step, values | {"seconds": time.perf_counter() - started})
+        if (step + 1) % 200 == 0 or step + 1 == steps:
+            save_state(state, module, optimizer, step + 1)

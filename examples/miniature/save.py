@@ -1,4 +1,7 @@
-"""Write the target as a checkpoint folder in Hugging Face layout, weights in fp16."""
+"""Write the target as a checkpoint folder in Hugging Face layout, weights in fp16.
+
+Knows the configuration files. The tokenizer's files and MTP tensors are written elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from model import make_config, special_ids
+from model import special_ids
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import nn
@@ -17,8 +20,8 @@ MAX_PIXELS = 96 * 32 * 32
 def save_target(target: nn.Module, tokenizer: Tokenizer, folder: Path) -> None:
     """Configurations and weights; the tokenizer's files are there already."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = _without(make_config(tokenizer).to_dict(), _NOISE)
-    config |= {"architectures": ["Qwen3VLForConditionalGeneration"], "dtype": "float16"}
+    config = _without(target.config.to_dict(), _NOISE)
+    config |= {"architectures": [type(target).__name__], "dtype": "float16"}
     _write(folder / "config.json", config)
     _write(folder / "generation_config.json", _generation(tokenizer))
     _write(folder / "preprocessor_config.json", _PREPROCESSOR)

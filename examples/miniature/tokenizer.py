@@ -1,4 +1,7 @@
-"""Byte-level BPE with Qwen's word splitter, trained on the miniature's own text."""
+"""Byte-level BPE with Qwen's word splitter, trained on the miniature's own text.
+
+Knows the tokenizer's files and the chat template. Knows nothing of models.
+"""
 
 from __future__ import annotations
 

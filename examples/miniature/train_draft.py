@@ -1,9 +1,11 @@
-"""Train a drafter on a frozen target's features to say what the target will say."""
+"""Train a DFlash drafter on a frozen target's features to say what the target will say.
+
+Knows anchors, labels and the loss. The drafters, their blocks and the loop are elsewhere.
+"""
 
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import batches
@@ -14,7 +16,7 @@ from blocks import Features, propose, run_blocks, target_features
 from draft import BLOCK, CANDIDATES, Draft, make_config
 from model import special_ids
 from optim import Optimizer, schedule
-from progress import Log, load_state, save_state
+from progress import run_stage
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -96,18 +98,11 @@ def train(
     """
     torch.manual_seed(1)
     target.eval().requires_grad_(False)
-    config = make_config(kind, tokenizer.get_vocab_size(), special_ids(tokenizer).mask)
-    draft = Draft(config)
+    draft = Draft(make_config(kind, target, special_ids(tokenizer).mask))
     if start is not None:
         draft.load_state_dict(start.state_dict(), strict=False)
-    optimizer = Optimizer(draft.named_parameters())
-    state = out / f"{kind}.pt"
-    done = load_state(state, draft, optimizer)
-    log = Log(out / "log.jsonl", kind, steps, done)
-    for step in range(done, steps):
-        started = time.perf_counter()
-        values = train_step(tokenizer, target, draft, optimizer, step, steps)
-        log.add(step, values | {"seconds": time.perf_counter() - started})
-        if (step + 1) % 200 == 0 or step + 1 == steps:
-            save_state(state, draft, optimizer, step + 1)
+    run_stage(
+        out, kind, steps, draft,
+        lambda optimizer, step: train_step(tokenizer, target, draft, optimizer, step, steps),
+    )  # fmt: skip
     return draft
