@@ -56,7 +56,7 @@ def _best_scales(blocks: Float) -> Float:
     """
     widest = np.abs(blocks).argmax(axis=-1)
     peak = np.take_along_axis(blocks, widest[..., None], axis=-1)[..., 0]
-    best, least = np.zeros_like(peak), np.full(peak.shape, np.inf, np.float32)
+    best, least = peak / np.float32(-8), np.full(peak.shape, np.inf, np.float32)
     for shrink in SHRINKS:
         scales = peak * shrink / np.float32(-8)
         restored = (_levels(blocks, scales, 8, 15) - 8) * scales[..., None]

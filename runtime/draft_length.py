@@ -88,6 +88,9 @@ class AdaptiveLength:
             # Slowly upwards: most long rounds were interrupted by something else.
             seconds = known + NEWEST * (min(seconds, 2 * known) - known)
         self._seconds[drafted] = seconds
+        if drafted and accepted == drafted:
+            # A try that went well is worth another one soon.
+            self._pause = FIRST_PAUSE
         for position in range(min(accepted + 1, drafted)):
             self._note(position, position < accepted)
 
