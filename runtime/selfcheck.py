@@ -195,9 +195,8 @@ def _check_chooser(name: str, networks: DFlashNetworks, hidden: Float, anchor: i
         values, ids, projected = chooser.candidates(hidden)
         _usable_logits(f"drafter {name} (candidates)", values)
         _finite(f"drafter {name} (candidates)", projected)
-        first = chooser.successors(ids[0])
-        scores = chooser.scores(anchor, values[0], first, projected[0])
-        _usable_logits(f"drafter {name} (selector)", scores[None])
+        _, scores = chooser.lattice(hidden, anchor)
+        _usable_logits(f"drafter {name} (selector)", scores)
 
 
 def _usable_logits(what: str, logits: Float) -> None:

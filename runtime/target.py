@@ -89,6 +89,7 @@ class Target:
         self.max_rows = PORTABLE_ROWS if self._portable else text.context_limit
         self._table = map_table(folder, manifest.embedding)
         self._rotary = RotaryTable(text.rope)
+        self._zeros = np.zeros(0, np.float32)
         self._graph = runtime.open(graphs["target.portable" if self._portable else "target"])
         self._vision = runtime.open(graphs["vision"]) if self.config.vision else None
         self.head = Head(runtime.open(graphs["head"]), text.vocab_size, manifest.banned_ids)
@@ -136,19 +137,26 @@ class Target:
         cache.reserve(embeds.shape[0])
         binding, count = cache.binding, self.config.num_deepstack
         cos, sin = self.rotary(mrope_positions)
-        if deepstack is None:
-            deepstack = np.zeros((count, *embeds.shape), np.float32)
         binding.feed("inputs_embeds", embeds[None])
         binding.feed("cos", cos)
         binding.feed("sin", sin)
         binding.feed("past_rows", np.array([cache.num_rows], np.int32))
         for k in range(count):
-            binding.feed(f"deepstack.{k}", deepstack[k])
+            if deepstack is None:
+                binding.attach(f"deepstack.{k}", self._nothing(embeds.shape))
+            else:
+                binding.feed(f"deepstack.{k}", deepstack[k])
         kept = cache.state.begin(certain) if cache.state else ()
         hidden, *rest = binding.run(("hidden", *(f"tap.{i}" for i in taps), *kept))
         if cache.state:
             cache.state.finish(rest[len(taps) :])
         return TargetRows(hidden, dict(zip(taps, rest, strict=False)))
+
+    def _nothing(self, shape: tuple[int, ...]) -> Float:
+        """Zeros that no call changes, kept for the shape that comes again and again."""
+        if self._zeros.shape != shape:
+            self._zeros = np.zeros(shape, np.float32)
+        return self._zeros
 
     def encode_patches(self, patches: Float, grid: Grid) -> ImageRows:
         """Run the vision tower on one image's patches [n, C*t*p*p]."""

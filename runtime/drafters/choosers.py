@@ -79,35 +79,41 @@ class SelectorWalk:
         # A banned id stays at minus infinity.
         return np.where(np.isneginf(values), values, np.tanh(values / cap) * cap)
 
-    def scores(self, previous: int, values: Float, successors: Float, projected: Float) -> Float:
-        """Scores [K] of one row's candidates, whose successor rows are [K, r], after `previous`."""
-        before = self._predecessor[previous].astype(np.float32) * projected
-        return values + successors @ before
-
-    def successors(self, ids: Ints) -> Float:
-        """Rows [..., r] of the successor table."""
-        return self._successor[ids].astype(np.float32)
+    def lattice(self, hidden: Float, anchor: int) -> tuple[Ints, Float]:
+        """Candidate ids [n, K], the smallest first, and scores [n, K, K]: of row t's candidate b
+        after row t-1's candidate a; before row 0 stands the anchor alone, for every a."""
+        values, ids, projected = self.candidates(hidden)
+        order = np.argsort(ids, axis=-1)
+        ids = np.take_along_axis(ids, order, axis=-1)
+        values = np.take_along_axis(values, order, axis=-1)
+        before = np.empty_like(ids)
+        before[0], before[1:] = anchor, ids[:-1]
+        predecessors = self._predecessor[before].astype(np.float32) * projected[:, None]
+        successors = self._successor[ids].astype(np.float32)
+        return ids, values[:, None] + predecessors @ successors.transpose(0, 2, 1)
 
     def choose(self, hidden: Float, anchor: int, sampling: DraftSampling | None) -> Drafted:
         """Walk the rows from the anchor, each choice being the next row's predecessor."""
+        ids, scores = self.lattice(hidden, anchor)
         chosen: list[int] = []
         proposals: list[Distribution] = []
-        found = self.candidates(hidden)
-        rows = zip(*found, self.successors(found[1]), strict=True)
-        for row, (values, ids, projected, successors) in enumerate(rows):
-            scores = self.scores(chosen[-1] if chosen else anchor, values, successors, projected)
+        place = 0
+        for row in range(len(ids)):
+            after = scores[row, place]
             if sampling is None:
-                chosen.append(int(ids[scores == scores.max()].min()))
+                # Of equal scores the first, which has the lowest id.
+                place = int(after.argmax())
+                chosen.append(int(ids[row, place]))
                 continue
-            q = _softmax(ids, scores, sampling.temperature)
+            q = _softmax(ids[row], after, sampling.temperature)
             index = sampling.first_output_index + row
             chosen.append(q.token_at(uniform(sampling.rng_seed, index, Purpose.DRAFT)))
+            place = int(np.searchsorted(ids[row], chosen[-1]))
             proposals.append(q)
         return Drafted(chosen, proposals if sampling is not None else None)
 
 
 def _softmax(ids: Ints, scores: Float, temperature: float) -> Distribution:
-    """The proposal over one row's candidates; temperature only, no other filter."""
-    order = np.argsort(ids)
-    scaled = scores[order].astype(np.float64) / temperature
-    return Distribution.of(ids[order], np.exp(scaled - scaled.max()))
+    """The proposal over one row's candidates, whose ids grow; temperature only, no other filter."""
+    scaled = scores.astype(np.float64) / temperature
+    return Distribution.of(ids, np.exp(scaled - scaled.max()))

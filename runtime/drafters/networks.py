@@ -155,11 +155,11 @@ def _open_chooser(
 
 def _mask(kind: DraftLayer, cache: DraftCache, positions: Ints) -> Float:
     """Additive mask [B, slots + B] of one kind: cached rows, then the block itself."""
-    seen = np.concatenate(
-        [
-            visible_context(positions, cache.positions, kind.window, cache.valid),
-            visible_block(positions.size, kind.window, kind.causal),
-        ],
-        axis=1,
+    slots = cache.positions.size
+    mask = np.empty((positions.size, slots + positions.size), np.float32)
+    seen = visible_context(positions, cache.positions, kind.window, cache.valid)
+    np.multiply(~seen, MASKED, out=mask[:, :slots])
+    np.multiply(
+        ~visible_block(positions.size, kind.window, kind.causal), MASKED, out=mask[:, slots:]
     )
-    return np.where(seen, np.float32(0), MASKED)
+    return mask
