@@ -17,7 +17,7 @@ from ..models.manifest import Manifest
 from ..models.positions import Ints
 from ..models.rope import RotaryTable
 from ..models.text_config import PORTABLE_ROWS
-from .bundle_files import map_table
+from .mapped_table import MappedTable
 from .recurrent_state import RecurrentState
 from .sampling import HeadRows
 from .session import Graph, Runtime
@@ -87,7 +87,7 @@ class Target:
         text = self.config.text
         self._portable = portable and text.linear is not None
         self.max_rows = PORTABLE_ROWS if self._portable else text.context_limit
-        self._table = map_table(folder, manifest.embedding)
+        self._table = MappedTable(folder, manifest.embedding)
         self._rotary = RotaryTable(text.rope)
         self._zeros = np.zeros(0, np.float32)
         self._graph = runtime.open(graphs["target.portable" if self._portable else "target"])
@@ -103,7 +103,7 @@ class Target:
 
     def embed(self, token_ids: Ints) -> Float:
         """Embedding rows [n, H] of token ids, read from the mapped table."""
-        return self._table[token_ids].astype(np.float32)
+        return self._table.rows(token_ids)
 
     def new_cache(self, limit: int) -> TargetCache:
         """An empty cache for at most `limit` rows."""

@@ -16,8 +16,9 @@ from ...models.manifest import DraftSpec, Manifest
 from ...models.positions import Ints, visible_block, visible_context
 from ...models.rope import RotaryTable
 from ..binding import Binding
+from ..bundle_files import map_table
 from ..session import Runtime
-from ..target import Head, Target, map_table
+from ..target import Head, Target
 from .base import Drafted, DraftSampling
 from .choosers import BestToken, Chooser, SelectorWalk
 from .draft_cache import DraftCache
