@@ -53,9 +53,10 @@ class OpenVino:
             raise SystemExit("OpenVINO's tokenizer reads the prompt as other ids.")
 
     def _streamer(self, on_token: Callable[[int], object]) -> Any:
+        base: Any = self._genai.StreamerBase
         status = self._genai.StreamingStatus.RUNNING
 
-        class Streamer(self._genai.StreamerBase):
+        class Streamer(base):
             """Passes token ids on, one or several at a time."""
 
             def write(self, tokens: int | list[int]) -> Any:

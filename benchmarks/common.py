@@ -59,8 +59,9 @@ class Child:
     """An engine in its own process and environment."""
 
     def __init__(self, command: Sequence[str | Path], threads: int) -> None:
+        self._command = [str(part) for part in command]
         self._process = subprocess.Popen(
-            [str(part) for part in command],
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -86,7 +87,7 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self._process.args} ended with {self._process.wait()}.")
+            raise SystemExit(f"{self._command} ended with {self._process.wait()}.")
         return json.loads(line)
 
 

@@ -15,7 +15,7 @@ from tiny_checkpoint import make_draft
 
 from dflash_onnx.export.bundle import ExportOptions, export_bundle
 from dflash_onnx.models.manifest import read_manifest
-from dflash_onnx.runtime.target import map_table
+from dflash_onnx.runtime.bundle_files import map_table
 
 SIZES = {
     "conv_kernel_size": 2,

@@ -21,7 +21,7 @@ from dflash_onnx.export import checkpoint
 from dflash_onnx.export.store import ALIGNMENT
 from dflash_onnx.models.manifest import Manifest, read_manifest
 from dflash_onnx.runtime import Model
-from dflash_onnx.runtime.target import map_table
+from dflash_onnx.runtime.bundle_files import map_table
 
 
 def data_files(bundle: Path) -> dict[str, bytes]:
