@@ -90,9 +90,10 @@ class Target:
         self._table = MappedTable(folder, manifest.embedding)
         self._rotary = RotaryTable(text.rope)
         self._zeros = np.zeros(0, np.float32)
+        # The head first: while a matrix is packed it is held twice, and this is the largest.
+        self.head = Head(runtime.open(graphs["head"]), text.vocab_size, manifest.banned_ids)
         self._graph = runtime.open(graphs["target.portable" if self._portable else "target"])
         self._vision = runtime.open(graphs["vision"]) if self.config.vision else None
-        self.head = Head(runtime.open(graphs["head"]), text.vocab_size, manifest.banned_ids)
 
     @property
     def prefill_rows(self) -> int:
