@@ -35,7 +35,8 @@ class RotaryTable:
 
     def __init__(self, rope: RopeConfig) -> None:
         self._rope = rope
-        self._cos = self._sin = np.zeros((0, rope.rotary_dim // 2), np.float32)
+        # One attribute, since conversations in several threads grow it.
+        self._tables = rotary_table(np.arange(FIRST_POSITIONS), rope)
 
     def rows(self, positions: NDArray[np.int64]) -> tuple[Float, Float]:
         """Cosines and sines [n, rotary_dim / 2] of positions [n], or of M-RoPE positions [3, n]."""
@@ -48,10 +49,11 @@ class RotaryTable:
 
     def _reaching(self, stop: int) -> tuple[Float, Float]:
         """Tables of positions 0..stop-1 at least; they grow by doubling."""
-        if stop > len(self._cos):
-            count = max(stop, 2 * len(self._cos), FIRST_POSITIONS)
-            self._cos, self._sin = rotary_table(np.arange(count), self._rope)
-        return self._cos, self._sin
+        tables = self._tables
+        if stop > len(tables[0]):
+            tables = rotary_table(np.arange(max(stop, 2 * len(tables[0]))), self._rope)
+            self._tables = tables
+        return tables
 
 
 def rotary_table(positions: NDArray[np.int64], rope: RopeConfig) -> tuple[Float, Float]:

@@ -27,6 +27,7 @@ from .drafters.networks import DFlashNetworks
 from .images import ImageSource, PreparedImage, prepare_image
 from .plan import Media, PlanBuilder, PromptPlan
 from .probe import block_difference
+from .providers import LINEAR_ATTENTION
 from .session import Runtime
 from .target import ImageRows, Target
 from .tokenizer import Tokenizer, encode_chat
@@ -55,6 +56,7 @@ class Model:
         self.tokenizer = _tokenizer(folder, self.manifest)
         self.template = _template(folder)
         self._runtime = Runtime(folder, provider, threads, mapped)
+        portable = portable or provider not in LINEAR_ATTENTION
         self.target = Target(folder, self.manifest, self._runtime, portable)
         self.networks = {
             name: DFlashNetworks(

@@ -12,6 +12,8 @@ from types import ModuleType
 from ..models.errors import ProviderError
 
 PROVIDERS = {"cpu": "CPUExecutionProvider"}
+# Those with a kernel for the gated delta rule; the others run its portable form (ort.md, 2).
+LINEAR_ATTENTION = ("cpu", "cuda", "webgpu")
 
 
 def installed_distributions() -> list[str]:

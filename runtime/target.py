@@ -155,9 +155,11 @@ class Target:
 
     def _nothing(self, shape: tuple[int, ...]) -> Float:
         """Zeros that no call changes, kept for the shape that comes again and again."""
-        if self._zeros.shape != shape:
-            self._zeros = np.zeros(shape, np.float32)
-        return self._zeros
+        zeros = self._zeros
+        if zeros.shape != shape:
+            # Conversations in other threads may want another shape at the same time.
+            zeros = self._zeros = np.zeros(shape, np.float32)
+        return zeros
 
     def encode_patches(self, patches: Float, grid: Grid) -> ImageRows:
         """Run the vision tower on one image's patches [n, C*t*p*p]."""

@@ -57,3 +57,16 @@ def test_loading_is_quiet(make_bundle: Callable[..., Path], capfd: Any, caplog: 
         Model(make_bundle()).generate("hello", max_new_tokens=3).result()
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
+
+
+def test_the_recurrence_is_portable_where_its_kernel_is_missing(
+    make_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider without LinearAttention gets the form made of matrix products, by itself."""
+    bundle = make_bundle(target={"architecture": "Qwen3_5ForConditionalGeneration"}, drafts=[])
+    fused = Model(bundle)
+    monkeypatch.setattr("dflash_onnx.runtime.model.LINEAR_ATTENTION", ())
+    portable = Model(bundle)
+    assert "target.portable" in portable.clocks() and "target.portable" not in fused.clocks()
+    answers = [m.generate("hi", max_new_tokens=8).result().token_ids for m in (fused, portable)]
+    assert answers[0] == answers[1]
