@@ -149,7 +149,6 @@ def _vision(vision: VisionConfig) -> Interface:
 def _head(width: int, vocab_size: int, num_top: int) -> Interface:
     inputs = (_floats("hidden", "rows", width), _ids("rows", "chosen"), _floats("bias", vocab_size))
     outputs = (
-        _ids("argmax", "chosen"),
         _floats("top_values", "chosen", num_top),
         _ids("top_ids", "chosen", num_top),
         _floats("logits", "chosen", vocab_size),

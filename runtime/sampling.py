@@ -31,10 +31,9 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class HeadRows:
-    """A head's answers at n positions, bans already -inf: argmax [n], top_values [n, K] descending
-    with ties lowest id first, their top_ids [n, K], and all logits [n, V] or None."""
+    """A head's answers at n positions, bans already -inf: top_values [n, K] descending with ties
+    lowest id first, their top_ids [n, K], and all logits [n, V] or None."""
 
-    argmax: Ids
     top_values: npt.NDArray[np.float32]
     top_ids: Ids
     logits: npt.NDArray[np.float32] | None = None
@@ -124,6 +123,8 @@ class Sampler:
 
     def choose(self, rows: HeadRows, row: int, output_index: int) -> int:
         """The token at one row; raises ValueError for a row without a usable logit."""
+        if self.params.greedy and not self.params.penalised:
+            return _best(rows, row)
         distribution = self.distribution(rows, row)
         if self.params.greedy:
             return int(distribution.ids[0])
@@ -133,8 +134,7 @@ class Sampler:
         """What one row is drawn from; raises ValueError for a row without a usable logit."""
         params = self.params
         if params.greedy and not params.penalised:
-            _check_best(rows.top_values[row, :1].sum(), row)
-            return Distribution.point(int(rows.argmax[row]))
+            return Distribution.point(_best(rows, row))
         ids, values = self._scores(rows, row)
         _check_best(values.max(), row)
         if params.greedy:
@@ -166,6 +166,12 @@ class Sampler:
         values = np.where(values > 0, values / repetition, values * repetition)
         values -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
         logits[ids] = values
+
+
+def _best(rows: HeadRows, row: int) -> int:
+    """The head's best token at one row."""
+    _check_best(rows.top_values[row, 0], row)
+    return int(rows.top_ids[row, 0])
 
 
 def _check_best(best: float, row: int) -> None:

@@ -61,11 +61,11 @@ class Head:
 
     def argmax(self, hidden: Float, rows: Ints) -> Ints:
         """Best token id [n] of the chosen hidden rows."""
-        return self._run(hidden, rows, ("argmax",))[0]
+        return self._run(hidden, rows, ("top_ids",))[0][:, 0]
 
     def rows(self, hidden: Float, rows: Ints, with_logits: bool) -> HeadRows:
         """All that sampling needs of the chosen hidden rows; full logits only when asked."""
-        fetch = ("argmax", "top_values", "top_ids") + (("logits",) if with_logits else ())
+        fetch = ("top_values", "top_ids") + (("logits",) if with_logits else ())
         outputs = self._run(hidden, rows, fetch)
         return HeadRows(*outputs, *(() if with_logits else (None,)))
 

@@ -82,8 +82,8 @@ def accept_synthetic(
 def _walk(
     sampler: Sampler, rows: HeadRows, drafts: Sequence[int], first: int, judge: _Judge
 ) -> Verdict:
-    if len(rows.argmax) != len(drafts) + 1:
-        raise ValueError(f"{len(rows.argmax)} head rows do not fit {len(drafts)} drafts plus one")
+    if len(rows.top_ids) != len(drafts) + 1:
+        raise ValueError(f"{len(rows.top_ids)} head rows do not fit {len(drafts)} drafts plus one")
     kept: list[int] = []
     try:
         for row, draft in enumerate(map(int, drafts)):

@@ -28,6 +28,14 @@ def rms_norm(g: GraphBuilder, x: str, scale: str, eps: float) -> str:
     return g.op("Mul", g.op("Div", x, root), scale)
 
 
+def add_and_norm(g: GraphBuilder, x: str, added: str, scale: str, eps: float) -> tuple[str, str]:
+    """RMSNorm of x + added [rows, H], and the sum itself, in one operator."""
+    normed, _, _, total = g.ops(
+        "SkipSimplifiedLayerNormalization", x, added, scale, count=4, domain=CONTRIB, epsilon=eps
+    )
+    return normed, total
+
+
 def rotary_inputs(g: GraphBuilder, rows: str, width: int) -> Tables:
     """Declare the inputs cos and sin, float32 [rows, width]."""
     return g.input("cos", "float32", [rows, width]), g.input("sin", "float32", [rows, width])
@@ -115,12 +123,3 @@ def normed_heads(
     """Per-head RMSNorm of x [n, heads * d], as [1, n, heads * d]."""
     heads = rms_norm(g, reshape(g, x, -1, num_heads, head_dim), scale, eps)
     return reshape(g, heads, 1, -1, num_heads * head_dim)
-
-
-def with_extra_row(g: GraphBuilder, x: str) -> str:
-    """x [1, n, w] with its last row repeated, so that no attention call has a single query.
-
-    Kernels take another path for one query and round differently; with the extra row a verify
-    block and single steps agree bit for bit on CPU (ort.md, 4f).
-    """
-    return g.op("Concat", x, slice_axis(g, x, -1, FULL_STOP, 1), axis=1)

@@ -39,30 +39,58 @@ def build_target(
     ]
     attention = CausalAttention(g, text, embeds, tables)
     deltanet = DeltaNet(g, text, recurrence) if text.linear else None
-    hidden = ops.reshape(g, embeds, -1, width)
+    residual = _Residual(g, text, ops.reshape(g, embeds, -1, width))
     for i in range(text.num_layers):
         name = f"layers.{i}"
-        scale = ops.norm_scale(g, f"{name}.input_layernorm.weight", text.zero_centred_norms)
-        normed = ops.rms_norm(g, hidden, scale, text.rms_norm_eps)
+        normed = residual.normed(f"{name}.input_layernorm.weight")
         if deltanet and i in text.linear_layers:
             mixed = deltanet.emit(f"{name}.linear_attn", i, normed)
         else:
             mixed = attention.emit(f"{name}.self_attn", i, normed)
-        hidden = mlp(g, text, name, g.op("Add", hidden, mixed))
+        residual.add(*mlp(g, text, name, residual.rows, mixed))
         if i in taps:
             # Before the DeepStack addition, as transformers' hidden_states records it.
-            g.output(hidden, f"tap.{i}", ["rows", width])
+            g.output(residual.total(), f"tap.{i}", ["rows", width])
         if i < num_deepstack:
-            hidden = g.op("Add", hidden, deepstack[i])
-    scale = ops.norm_scale(g, "norm.weight", text.zero_centred_norms)
-    g.output(ops.rms_norm(g, hidden, scale, text.rms_norm_eps), "hidden", ["rows", width])
+            residual.add(residual.total(), deepstack[i])
+    g.output(residual.normed("norm.weight"), "hidden", ["rows", width])
     return g.model()
+
+
+class _Residual:
+    """The residual rows [rows, H] and what is still to be added; a norm does both at once."""
+
+    def __init__(self, g: GraphBuilder, text: TextConfig, rows: str) -> None:
+        self._g = g
+        self._text = text
+        self.rows = rows
+        self._added: str | None = None
+
+    def add(self, rows: str, added: str) -> None:
+        """Go on with the sum of `rows` and `added`."""
+        self.rows, self._added = rows, added
+
+    def total(self) -> str:
+        """The sum, where it is wanted by itself."""
+        if self._added is not None:
+            self.rows, self._added = self._g.op("Add", self.rows, self._added), None
+        return self.rows
+
+    def normed(self, weight: str) -> str:
+        """The sum after the RMSNorm `weight`."""
+        g, text = self._g, self._text
+        scale = ops.norm_scale(g, weight, text.zero_centred_norms)
+        if self._added is None:
+            return ops.rms_norm(g, self.rows, scale, text.rms_norm_eps)
+        normed, self.rows = ops.add_and_norm(g, self.rows, self._added, scale, text.rms_norm_eps)
+        self._added = None
+        return normed
 
 
 def build_head(
     name: str, weight: str, width: int, vocab_size: int, num_top: int, tensors: Tensors
 ) -> ModelProto:
-    """The output head: chosen hidden rows to argmax, top-k and (when fetched) full logits.
+    """The output head: chosen hidden rows to the top-k and (when fetched) full logits.
 
     `bias` [V] carries the ban list, so banned ids can never be chosen.
     """
@@ -70,11 +98,12 @@ def build_head(
     hidden = g.input("hidden", "float32", ["rows", width])
     rows = g.input("rows", "int64", ["chosen"])
     bias = g.input("bias", "float32", [vocab_size])
-    logits = g.op("Add", ops.linear(g, g.op("Gather", hidden, rows, axis=0), weight), bias)
-    best = g.op("ArgMax", logits, axis=-1, keepdims=0, select_last_index=0)
-    values, ids = g.ops("TopK", logits, g.constant([num_top]), count=2, axis=-1, sorted=1)
-    g.output(best, "argmax", ["chosen"], "int64")
-    g.output(values, "top_values", ["chosen", num_top])
-    g.output(ids, "top_ids", ["chosen", num_top], "int64")
-    g.output(logits, "logits", ["chosen", vocab_size])
+    chosen = g.op("Gather", hidden, rows, axis=0)
+    g.ops("Add", ops.linear(g, chosen, weight), bias, names=["logits"])
+    k = g.constant([num_top])
+    # Of equal logits the lowest id comes first, as with ArgMax.
+    g.ops("TopK", "logits", k, names=["top_values", "top_ids"], axis=-1, sorted=1)
+    g.direct_output("top_values", ["chosen", num_top])
+    g.direct_output("top_ids", ["chosen", num_top], "int64")
+    g.direct_output("logits", ["chosen", vocab_size])
     return g.model()

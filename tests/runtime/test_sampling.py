@@ -32,7 +32,7 @@ def head(logits: Any, num_top: int = 4, full: bool = True) -> HeadRows:
     table = np.asarray(logits, np.float32)
     order = np.argsort(-table, axis=1, kind="stable")[:, :num_top]
     tops = np.take_along_axis(table, order, axis=1)
-    return HeadRows(table.argmax(axis=1), tops, order, table if full else None)
+    return HeadRows(tops, order, table if full else None)
 
 
 def distribution(logits: Any, history: History | None = None, **options: Any) -> dict[int, float]:
@@ -159,7 +159,7 @@ def test_repetition_counts_the_prompt_and_the_others_do_not() -> None:
 
 
 def test_greedy_takes_the_best_penalised_token() -> None:
-    """Ties after the penalty go to the lowest id, and without penalties the head's argmax rules."""
+    """Ties after the penalty go to the lowest id, and without penalties the head's best rules."""
     history = History.start([2], 4)
     rows = head([[1.0, 2.0, 4.0, 2.0]])
     assert Sampler(SamplingParams(), history).choose(rows, 0, 0) == 2
@@ -196,7 +196,7 @@ def test_missing_logits_are_noticed(options: tuple[Any, ...]) -> None:
 def test_a_row_without_a_best_token_is_an_error(row: list[float], options: dict) -> None:
     """All banned, not a number and infinite are told apart from a choice."""
     best = np.array([[max(row, key=lambda v: (math.isnan(v), v))]], np.float32)
-    rows = HeadRows(np.array([0]), best, np.array([[0]]), np.array([row], np.float32))
+    rows = HeadRows(best, np.array([[0]]), np.array([row], np.float32))
     with pytest.raises(ValueError, match="no usable logit"):
         Sampler(SamplingParams(**options), History.start([], 3)).choose(rows, 0, 0)
 

@@ -26,7 +26,7 @@ def head(logits: np.ndarray) -> HeadRows:
     """A head's answer for logits [n, V], with all of them in the top list."""
     table = logits.astype(np.float32)
     order = np.argsort(-table, axis=1, kind="stable")
-    return HeadRows(table.argmax(axis=1), np.take_along_axis(table, order, axis=1), order, table)
+    return HeadRows(np.take_along_axis(table, order, axis=1), order, table)
 
 
 def start(params: SamplingParams, prompt: list[int], vocab: int = VOCAB) -> Sampler:
