@@ -51,7 +51,14 @@ class Hole:
 
 def advancing_positions(start: Position, num_rows: int) -> Ints:
     """M-RoPE positions [3, num_rows] of text or audio: all axes count up from `start`."""
-    return np.tile(np.arange(start, start + num_rows, dtype=np.int64), (3, 1))
+    positions = np.empty((3, num_rows), np.int64)
+    positions[:] = np.arange(start, start + num_rows)
+    return positions
+
+
+def advanced(position: Position, num_rows: int) -> Position:
+    """The next position after `num_rows` rows of text that begin at `position`."""
+    return Position(position + num_rows)
 
 
 def image_positions(start: Position, grid: Grid) -> Ints:

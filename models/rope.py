@@ -41,7 +41,7 @@ class RotaryTable:
     def rows(self, positions: NDArray[np.int64]) -> tuple[Float, Float]:
         """Cosines and sines [n, rotary_dim / 2] of positions [n], or of M-RoPE positions [3, n]."""
         if positions.ndim == 2:
-            if self._rope.mrope_section is not None and (positions != positions[0]).any():
+            if self._rope.mrope_section is not None and not _is_text(positions):
                 return rotary_table(positions, self._rope)
             positions = positions[0]
         cos, sin = self._reaching(int(positions.max(initial=-1)) + 1)
@@ -54,6 +54,11 @@ class RotaryTable:
             tables = rotary_table(np.arange(max(stop, 2 * len(tables[0]))), self._rope)
             self._tables = tables
         return tables
+
+
+def _is_text(positions: NDArray[np.int64]) -> bool:
+    """Whether all axes agree; compared as bytes, which is cheap for a block's few rows."""
+    return positions[0].tobytes() == positions[1].tobytes() == positions[2].tobytes()
 
 
 def rotary_table(positions: NDArray[np.int64], rope: RopeConfig) -> tuple[Float, Float]:

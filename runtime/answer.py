@@ -17,6 +17,7 @@ from ..models.positions import (
     Position,
     Row,
     Span,
+    advanced,
     advancing_positions,
     next_position,
     text_ruler,
@@ -162,7 +163,7 @@ class Answer:
         committed, positions = block[:produced], positions[:, :produced]
         span = Span(first_row, produced, "text", False)
         self._commit(committed, positions, embeds, output, span, committed.tolist())
-        self._pos_next = next_position(positions)
+        self._pos_next = advanced(self._pos_next, produced)
         counts = self.draft.counts
         self._log.add(first_row, anchor, proposal, verdict.accepted, produced, counts)
         seconds = self.timings.since(drafted_before, verified_before)
@@ -170,10 +171,12 @@ class Answer:
         return kept
 
     def _propose(self, anchor: int) -> Proposal:
-        started = perf_counter()
+        started, most = perf_counter(), self._num_drafts()
+        if most < 1:
+            return Proposal([])
         request = Request(
             anchor=anchor,
-            max_drafts=self._num_drafts(),
+            max_drafts=most,
             row=self._cache.num_rows,
             position=self._pos_next,
             output_index=len(self.token_ids),

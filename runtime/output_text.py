@@ -76,6 +76,9 @@ class OutputText:
     def _add(self, new: str) -> None:
         if not new:
             return
+        if not self._stop_strings:
+            self._settled.append(new)
+            return
         window = self._held + new
         cut = _first_stop(window, self._stop_strings)
         if cut is None:

@@ -17,10 +17,10 @@ from ..models.manifest import Manifest
 from ..models.positions import Ints
 from ..models.rope import RotaryTable
 from ..models.text_config import PORTABLE_ROWS
-from .mapped_table import MappedTable
 from .recurrent_state import RecurrentState
 from .sampling import HeadRows
 from .session import Graph, Runtime
+from .table_file import TableFile
 from .target_cache import TargetCache
 
 Float = NDArray[np.float32]
@@ -87,7 +87,7 @@ class Target:
         text = self.config.text
         self._portable = portable and text.linear is not None
         self.max_rows = PORTABLE_ROWS if self._portable else text.context_limit
-        self._table = MappedTable(folder, manifest.embedding)
+        self._table = TableFile(folder, manifest.embedding)
         self._rotary = RotaryTable(text.rope)
         self._zeros = np.zeros(0, np.float32)
         # The head first: while a matrix is packed it is held twice, and this is the largest.
@@ -103,7 +103,7 @@ class Target:
         return min(self.max_rows, PREFILL_ROWS, max(1, PREFILL_BYTES // row_bytes))
 
     def embed(self, token_ids: Ints) -> Float:
-        """Embedding rows [n, H] of token ids, read from the mapped table."""
+        """Embedding rows [n, H] of token ids, read from their file."""
         return self._table.rows(token_ids)
 
     def new_cache(self, limit: int) -> TargetCache:

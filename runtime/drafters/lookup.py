@@ -34,7 +34,7 @@ class Lookup:
         """The tokens that followed the latest earlier occurrence of the current ending."""
         tokens = request.tokens
         end = self._match(tokens)
-        self._index(tokens)
+        self._index(tokens, len(tokens))
         if end is None:
             return Proposal([])
         return Proposal(list(tokens[end : end + request.max_drafts]))
@@ -45,15 +45,17 @@ class Lookup:
         self._ends.clear()
 
     def _match(self, tokens: Sequence[int]) -> int | None:
-        self._index(tokens[:-1])
+        # Not yet with the newest token: an ending must not match itself.
+        self._index(tokens, len(tokens) - 1)
         for size in range(LONGEST, SHORTEST - 1, -1):
             end = self._ends.get(tuple(tokens[-size:])) if len(tokens) >= size else None
             if end is not None:
                 return end
         return None
 
-    def _index(self, tokens: Sequence[int]) -> None:
-        for end in range(self._indexed + 1, len(tokens) + 1):
+    def _index(self, tokens: Sequence[int], stop: int) -> None:
+        """Note the n-grams of the first `stop` tokens that are not noted yet."""
+        for end in range(self._indexed + 1, stop + 1):
             for size in range(SHORTEST, min(LONGEST, end) + 1):
                 self._ends[tuple(tokens[end - size : end])] = end
-        self._indexed = max(self._indexed, len(tokens))
+        self._indexed = max(self._indexed, stop)

@@ -1,0 +1,57 @@
+"""Rows of a table that stays in its file: the embedding table is larger than most layers.
+
+Rows are read one by one: a mapped table would become resident page by page, and a fault costs more
+than a small read. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..models.bundle_path import bundle_file
+from ..models.errors import ManifestError
+from ..models.manifest import TableSpec
+
+
+class TableFile:
+    """A table [V, H] of a bundle, read row by row; `ManifestError` when its file cannot be."""
+
+    def __init__(self, folder: Path, table: TableSpec) -> None:
+        self._path = bundle_file(folder, table.file)
+        self._count, self._width = table.shape
+        self._dtype = np.dtype(table.dtype)
+        self._offset = table.offset
+        # One place in the file serves all threads.
+        self._lock = threading.Lock()
+        try:
+            self._file = self._path.open("rb", buffering=0)
+        except OSError as error:
+            raise self._unreadable(str(error)) from error
+        weakref.finalize(self, self._file.close)
+
+    def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Rows [n, H] in fp32; IndexError for a number past the table."""
+        rows = np.empty((numbers.size, self._width), self._dtype)
+        with self._lock:
+            for row, number in zip(rows, numbers.tolist(), strict=True):
+                self._read(row, number)
+        return rows.astype(np.float32, copy=False)
+
+    def _read(self, row: NDArray, number: int) -> None:
+        if not 0 <= number < self._count:
+            raise IndexError(f"row {number} of a table of {self._count}")
+        try:
+            self._file.seek(self._offset + number * row.nbytes)
+            count = self._file.readinto(row.data)
+        except OSError as error:
+            raise self._unreadable(str(error)) from error
+        if count != row.nbytes:
+            raise self._unreadable(f"it ends before row {number}")
+
+    def _unreadable(self, why: str) -> ManifestError:
+        return ManifestError(f"{self._path} cannot be read: {why}. Export the bundle again.")
