@@ -45,7 +45,7 @@ class RotaryTable:
                 return rotary_table(positions, self._rope)
             positions = positions[0]
         cos, sin = self._reaching(int(positions.max(initial=-1)) + 1)
-        return cos[positions], sin[positions]
+        return cos.take(positions, axis=0), sin.take(positions, axis=0)
 
     def _reaching(self, stop: int) -> tuple[Float, Float]:
         """Tables of positions 0..stop-1 at least; they grow by doubling."""

@@ -42,6 +42,7 @@ class RecurrentState:
         self, binding: Binding, linear: LinearConfig, layers: tuple[int, ...], idle_rows: int
     ) -> None:
         self._binding = binding
+        self._idle_rows = idle_rows
         self._layers = layers
         self.is_whole = True
         self._bound_as: bool | None = None
@@ -105,14 +106,24 @@ class RecurrentState:
 
     def _bind(self, certain: bool) -> None:
         """Let calls write the state after all rows, or only after those that are replayed."""
-        kept, other = ("all", "committed") if certain else ("committed", "all")
         for i, state, window in zip(self._layers, self._states, self._windows, strict=True):
-            self._binding.unshare(f"state_{other}.{i}")
-            self._binding.share(f"state.{i}", f"state_{kept}.{i}", state)
+            self._binding.unshare(f"state_committed.{i}")
+            self._binding.unshare(f"state_all.{i}")
+            for kept in self._kept_states(certain):
+                self._binding.share(f"state.{i}", f"{kept}.{i}", state)
             self._binding.share(f"conv_window.{i}", f"conv_last.{i}", window)
             if not certain:
                 self._binding.unshare(f"conv_last.{i}")
         self._bound_as = certain
+
+    def _kept_states(self, certain: bool) -> tuple[str, ...]:
+        """Outputs in the state's own memory; one in between costs a copy, unless it is there too.
+
+        Only an operator that updates in place may find its output there (`idle_rows` 0).
+        """
+        if not certain:
+            return ("state_committed",)
+        return ("state_all",) if self._idle_rows else ("state_committed", "state_all")
 
     def _replay(self, rows: list[Float]) -> None:
         """Bind rows to replay; those that stand for nothing are masked."""

@@ -47,11 +47,8 @@ class TargetCache:
         self.layers: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = [
             (self._buffer(0), self._buffer(0)) for _ in self._numbers
         ]
-
-    @property
-    def capacity(self) -> int:
-        """Rows that every layer's buffers hold, also after a growth that failed half-way."""
-        return min(key.shape[2] for key, _ in self.layers)
+        # Rows that every layer's buffers hold, also after a growth that failed half-way.
+        self.capacity = 0
 
     @property
     def num_bytes(self) -> int:
@@ -81,6 +78,7 @@ class TargetCache:
         capacity = min(max(2 * self.capacity, needed + 1, INITIAL_ROWS), self.limit + 1)
         for i in range(len(self.layers)):
             self._grow_layer(i, capacity)
+        self.capacity = capacity
 
     def _grow_layer(self, i: int, capacity: int) -> None:
         """One layer at a time, so that only one is held twice."""

@@ -51,7 +51,9 @@ def rule_session(linear: LinearConfig, how: Recurrence) -> Any:
     widths = (linear.key_width, linear.key_width, linear.value_width, heads, heads)
     parts = [g.input(p, "float32", ["rows", w]) for p, w in zip(PARTS, widths, strict=True)]
     state = g.input("state", "float32", [1, heads, linear.key_dim, linear.value_dim])
-    output = recurrence.emit(g, linear, how, GatedRows(*parts), state, "after")
+    batch = g.constant([0])
+    rows = GatedRows(*(g.op("Unsqueeze", part, batch) for part in parts))
+    output = g.op("Squeeze", recurrence.emit(g, linear, how, rows, state, "after"), batch)
     g.output(output, "output", ["rows", linear.value_width])
     return session_of(g.model())
 

@@ -39,17 +39,21 @@ class DeltaNet:
             "Split", ops.linear(g, x, f"{name}.in_proj"), sizes, count=4, axis=-1
         )
         query, key, value = self._convolved(name, layer, mixed)
-        rows = GatedRows(query, key, value, self._decay(name, decay), g.op("Sigmoid", beta))
+        gate_shape = (1, -1, heads)
+        decay = ops.reshape(g, self._decay(name, decay), *gate_shape)
+        beta = ops.reshape(g, g.op("Sigmoid", beta), *gate_shape)
+        rows = GatedRows(query, key, value, decay, beta)
         past = g.input(f"state.{layer}", "float32", state)
         committed, after = f"state_committed.{layer}", f"state_all.{layer}"
         recurrence.emit(g, linear, self._how, self._replayed(layer), past, committed)
         output = recurrence.emit(g, linear, self._how, rows, committed, after)
         kept = g.op("Concat", rows.key, rows.value, rows.decay, rows.beta, axis=-1)
+        kept = ops.reshape(g, kept, -1, linear.replay_width)
         g.output(kept, f"replay_rows.{layer}", ["rows", linear.replay_width])
         return ops.linear(g, self._gated_norm(name, output, z), f"{name}.out_proj.weight")
 
     def _convolved(self, name: str, layer: int, mixed: str) -> list[str]:
-        """Normed queries and keys, and values, after the causal convolution."""
+        """Normed queries and keys, and values, each [1, rows, width], after the convolution."""
         g, linear = self._g, self._linear
         shape = [linear.conv_kernel - 1, linear.conv_width]
         window = g.input(f"conv_window.{layer}", "float32", shape)
@@ -59,7 +63,8 @@ class DeltaNet:
         g.output(last, f"conv_last.{layer}", shape)
         mixed = ops.causal_conv(g, rows, f"{name}.conv1d.weight", linear.conv_kernel)
         sizes = g.constant([linear.key_width, linear.key_width, linear.value_width])
-        query, key, value = g.ops("Split", ops.silu(g, mixed), sizes, count=3, axis=-1)
+        mixed = ops.reshape(g, ops.silu(g, mixed), 1, -1, linear.conv_width)
+        query, key, value = g.ops("Split", mixed, sizes, count=3, axis=-1)
         return [self._l2_normed(query), self._l2_normed(key), value]
 
     def _l2_normed(self, x: str) -> str:
@@ -67,7 +72,7 @@ class DeltaNet:
         g, heads, d = self._g, self._linear.num_key_heads, self._linear.key_dim
         scale = g.constant(np.full(d, d**-0.5), np.float32)
         normed = ops.rms_norm(g, ops.reshape(g, x, -1, heads, d), scale, L2_EPS / d)
-        return ops.reshape(g, normed, -1, heads * d)
+        return ops.reshape(g, normed, 1, -1, heads * d)
 
     def _decay(self, name: str, a: str) -> str:
         """Log-decay -exp(A_log) softplus(a + dt_bias) [rows, value heads]."""
@@ -80,6 +85,7 @@ class DeltaNet:
         """The kept rows of the block before; a masked one has decay and beta zero: identity."""
         g, linear = self._g, self._linear
         rows = g.input(f"replay.{layer}", "float32", ["replay", linear.replay_width])
+        rows = ops.reshape(g, rows, 1, -1, linear.replay_width)
         heads = linear.num_value_heads
         sizes = g.constant([linear.key_width, linear.value_width, heads, heads])
         key, value, decay, beta = g.ops("Split", rows, sizes, count=4, axis=-1)

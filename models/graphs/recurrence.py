@@ -23,8 +23,8 @@ _ONES = np.ones((PORTABLE_ROWS, PORTABLE_ROWS), np.float32)
 
 @dataclass(frozen=True)
 class GatedRows:
-    """Keys and queries [rows, key width], values [rows, value width], log-decay and beta
-    [rows, value heads]; keys and queries are L2-normed. Without queries only states come out."""
+    """Keys and queries [1, rows, key width], values [1, rows, value width], log-decay and beta
+    [1, rows, value heads]; keys and queries are L2-normed. Without queries only states come out."""
 
     query: str | None
     key: str
@@ -36,7 +36,7 @@ class GatedRows:
 def emit(
     g: GraphBuilder, linear: LinearConfig, how: Recurrence, rows: GatedRows, state: str, after: str
 ) -> str:
-    """Outputs [rows, value width] of rows after `state`; the new state is graph output `after`.
+    """Outputs [1, rows, value width] of rows after `state`; the new state is graph output `after`.
 
     States are [1, value heads, dk, dv]. A row whose decay and beta are zero leaves a state as it
     is, and so do no rows at all; but those only `fused` takes (a MatMul of ONNX Runtime over an
@@ -48,22 +48,18 @@ def emit(
 
 
 def _fused(g: GraphBuilder, linear: LinearConfig, rows: GatedRows, state: str, after: str) -> str:
-    batch = g.constant([0])
-    parts = (rows.query or rows.key, rows.key, rows.value)
-    packed = [g.op("Unsqueeze", part, batch) for part in parts]
-    gates = [g.op("Unsqueeze", part, batch) for part in (rows.decay, rows.beta)]
     output, _ = g.ops(
         "LinearAttention",
-        *packed,
+        *(rows.query or rows.key, rows.key, rows.value),
         state,
-        *gates,
+        *(rows.decay, rows.beta),
         names=[f"{after}/output", after],
         domain=CONTRIB,
         q_num_heads=linear.num_key_heads,
         kv_num_heads=linear.num_value_heads,
         update_rule="gated_delta",
     )
-    return ops.reshape(g, output, -1, linear.value_width)
+    return output
 
 
 def _chunked(g: GraphBuilder, linear: LinearConfig, rows: GatedRows, state: str, after: str) -> str:
@@ -94,7 +90,7 @@ def _chunked(g: GraphBuilder, linear: LinearConfig, rows: GatedRows, state: str,
     inner = g.op("MatMul", g.op("Mul", g.op("Mul", scores, falls), lower), updates)
     output = g.op("Add", inner, g.op("Mul", grown, g.op("MatMul", query, past)))
     flat = g.op("Transpose", output, perm=[1, 0, 2])
-    return ops.reshape(g, flat, -1, linear.value_width)
+    return ops.reshape(g, flat, 1, -1, linear.value_width)
 
 
 def _new_state(g: GraphBuilder, key: str, updates: str, decay: str, falls: str, past: str) -> str:
@@ -126,24 +122,24 @@ def _inverse(g: GraphBuilder, coupling: str, rows: str) -> str:
 
 def _triangle(g: GraphBuilder, rows: str, matrix: np.ndarray) -> str:
     """The first n x n of a constant, n being the number of rows."""
-    count = g.op("Shape", rows, start=0, end=1)
+    count = g.op("Shape", rows, start=1, end=2)
     ends = g.op("Concat", count, count, axis=0)
     table = g.constant(matrix, np.float32)
     return g.op("Slice", table, g.constant([0, 0]), ends, g.constant([0, 1]))
 
 
 def _column(g: GraphBuilder, x: str) -> str:
-    """[n, heads] to [heads, n, 1]."""
-    return g.op("Unsqueeze", g.op("Transpose", x, perm=[1, 0]), g.constant([2]))
+    """[1, n, heads] to [heads, n, 1]."""
+    return g.op("Transpose", x, perm=[2, 1, 0])
 
 
 def _heads(g: GraphBuilder, x: str, num_heads: int, dim: int) -> str:
-    """[n, heads * d] to [heads, n, d]."""
+    """[1, n, heads * d] to [heads, n, d]."""
     return g.op("Transpose", ops.reshape(g, x, -1, num_heads, dim), perm=[1, 0, 2])
 
 
 def _key_heads(g: GraphBuilder, linear: LinearConfig, x: str) -> str:
-    """[n, key heads * d] to [value heads, n, d]: a key head serves consecutive value heads."""
+    """[1, n, key heads * d] to [value heads, n, d]: a key head serves consecutive value heads."""
     heads, groups = linear.num_key_heads, linear.num_value_heads // linear.num_key_heads
     x = _heads(g, x, heads, linear.key_dim)
     ids = np.repeat(np.arange(heads), groups)

@@ -80,6 +80,7 @@ class DFlashNetworks:
         # One for each drafter at work, as long as its caches live.
         self._bindings: WeakKeyDictionary[DraftCache, Binding] = WeakKeyDictionary()
         self._target = target
+        self._mask_row = self._scaled(np.array([spec.mask_token_id]))
         self._inject = runtime.open(graphs[f"{name}.inject"])
         self._block = runtime.open(graphs[f"{name}.block"])
         append = runtime.open(graphs[f"{name}.append"])
@@ -132,9 +133,12 @@ class DFlashNetworks:
         return [np.zeros((num_rows, width), np.float32) for _ in self.taps]
 
     def _embeds(self, anchor: int, num_rows: int) -> Float:
-        ids = np.full(num_rows, self.spec.mask_token_id)
-        ids[0] = anchor
-        return self._target.embed(ids) * np.float32(self.spec.input_embedding_scale)
+        embeds = np.repeat(self._mask_row, num_rows, axis=0)
+        embeds[:1] = self._scaled(np.array([anchor]))
+        return embeds
+
+    def _scaled(self, token_ids: Ints) -> Float:
+        return self._target.embed(token_ids) * np.float32(self.spec.input_embedding_scale)
 
 
 def _open_chooser(
