@@ -17,6 +17,7 @@ from ..models.bundle_path import bundle_file
 from ..models.errors import DflashOnnxError, ManifestError, ProviderError
 from ..models.interfaces import shapes_fit
 from ..models.manifest import GraphSpec, TensorSpec
+from . import huge_pages
 from .binding import Array, Binding, Clock
 from .providers import import_onnxruntime, num_threads, provider_name
 
@@ -40,11 +41,17 @@ class Runtime:
     """ONNX Runtime on one provider; opens graphs of one bundle folder.
 
     `mapped` leaves the weights in the mapped files instead of packing copies for speed: slow, but
-    a bundle larger than memory still runs.
+    a bundle larger than memory still runs. `profiles` is a folder for ONNX Runtime's own profiles,
+    which `end_profiles` completes.
     """
 
     def __init__(
-        self, folder: Path, provider: str, threads: int | None = None, mapped: bool = False
+        self,
+        folder: Path,
+        provider: str,
+        threads: int | None = None,
+        mapped: bool = False,
+        profiles: Path | None = None,
     ) -> None:
         self._ort = import_onnxruntime()
         self.provider = provider
@@ -53,7 +60,9 @@ class Runtime:
         self.version: str = self._ort.__version__
         self._folder = folder
         self._mapped = mapped
+        self._profiles = profiles
         self._graphs: dict[str, Graph] = {}
+        self._mapped_before = huge_pages.mapped_memory()
 
     def open(self, spec: GraphSpec) -> Graph:
         """Open a graph; `ManifestError` or `ProviderError` says which file and why."""
@@ -63,7 +72,7 @@ class Runtime:
             # `enable_fallback` off: a provider that fails must not become CPU in silence.
             session = self._ort.InferenceSession(
                 str(path),
-                self._options(),
+                self._options(path),
                 providers=[self.provider_name],
                 enable_fallback=0,
                 # Folding would turn half-precision weights into float32 copies at load.
@@ -71,6 +80,7 @@ class Runtime:
             )
         except Exception as error:  # the library raises its own unrelated classes
             raise self._failure(path, error) from error
+        self._use_huge_pages()
         self._check_provider(path, session.get_providers())
         _check_interface(path, spec, session)
         graph = self._graphs[path.stem] = Graph(self._ort, session, spec)
@@ -80,7 +90,11 @@ class Runtime:
         """How long every opened graph has run so far, by its file's name without the suffix."""
         return {name: replace(graph.clock) for name, graph in self._graphs.items()}
 
-    def _options(self) -> Any:
+    def end_profiles(self) -> dict[str, Path]:
+        """Stop profiling; the file with every graph's events, by the graph's name."""
+        return {name: graph.end_profile() for name, graph in self._graphs.items()}
+
+    def _options(self, path: Path) -> Any:
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.log_severity_level = 3
@@ -89,7 +103,16 @@ class Runtime:
         if self._mapped:
             options.add_session_config_entry("session.disable_prepacking", "1")
             options.enable_cpu_mem_arena = False
+        if self._profiles is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(self._profiles / path.stem)
         return options
+
+    def _use_huge_pages(self) -> None:
+        """For the heap and what was mapped since this runtime began: most of it packed weights."""
+        if not self._mapped:
+            new = huge_pages.without(huge_pages.mapped_memory(), self._mapped_before)
+            huge_pages.move([*huge_pages.heap(), *new])
 
     def _check_available(self, path: Path) -> None:
         available = self._ort.get_available_providers()
@@ -133,6 +156,10 @@ class Graph:
     def bind(self) -> Binding:
         """A new set of inputs and outputs for one caller."""
         return Binding(self._ort, self._session, self.clock)
+
+    def end_profile(self) -> Path:
+        """Stop profiling and return the file with the events of all runs."""
+        return Path(self._session.end_profiling())
 
     def run(
         self,
