@@ -6,7 +6,7 @@ Shared between the exporter that writes data files and the graph definitions tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,18 @@ class StoredTensor:
     form: str | None = None
     columns: int = 0
     scales: StoredTensor | None = None
+
+    def rows(self, start: int, stop: int) -> StoredTensor:
+        """Some of the rows, where they lie in the file; of a quantised matrix with their scales."""
+        row_bytes = self.num_bytes // self.shape[0]
+        return replace(
+            self,
+            name=f"{self.name}[{start}:{stop}]",
+            shape=(stop - start, *self.shape[1:]),
+            offset=self.offset + start * row_bytes,
+            num_bytes=(stop - start) * row_bytes,
+            scales=self.scales and self.scales.rows(start, stop),
+        )
 
 
 Tensors = Mapping[str, StoredTensor]

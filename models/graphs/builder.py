@@ -100,13 +100,17 @@ class GraphBuilder:
         return stored.name
 
     def weight(self, name: str) -> str:
-        """A weight of the bundle as float32; half-precision files are cast once, at load."""
-        if name not in self._weights:
-            stored = self._tensors[name]
-            self.raw(stored)
-            half = stored.dtype != "float32"
-            self._weights[name] = self.op("Cast", name, to=TensorProto.FLOAT) if half else name
-        return self._weights[name]
+        """A weight of the bundle as float32."""
+        return self.floats(self._tensors[name])
+
+    def floats(self, stored: StoredTensor) -> str:
+        """A weight, or some rows of one, as float32; half-precision files are cast at load."""
+        if stored.name not in self._weights:
+            value = self.raw(stored)
+            if stored.dtype != "float32":
+                value = self.op("Cast", value, to=TensorProto.FLOAT)
+            self._weights[stored.name] = value
+        return self._weights[stored.name]
 
     def model(self) -> onnx.ModelProto:
         """The finished model; weights point at data files next to it."""

@@ -6,6 +6,8 @@ block and single steps agree. Knows no network.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import TensorProto
 
@@ -21,12 +23,31 @@ LARGEST = 127.0
 def linear(g: GraphBuilder, x: str, weight: str, bias: str | None = None) -> str:
     """x [n, in] times the matrix `weight` [out, in] of the checkpoint, plus a bias, [n, out]."""
     stored = g.stored(weight)
-    if stored.form is None:
-        inputs = [x, g.weight(weight)] + ([g.weight(bias)] if bias else [])
-        return g.op("Gemm", *inputs, transB=1)
-    multiply = _row_quantised if stored.form == "w8a8" else _blocked
-    product = multiply(g, x, stored)
+    if stored.form is None and bias:
+        return g.op("Gemm", x, g.floats(stored), g.weight(bias), transB=1)
+    product = _product(g, x, stored)
     return g.op("Add", product, g.weight(bias)) if bias else product
+
+
+def stacked(g: GraphBuilder, x: str, weight: str, sizes: Sequence[int]) -> list[str]:
+    """x [n, in] times each of the matrices [size, in] that `weight` holds one after another.
+
+    They are separate products, which saves taking a joint one apart, unless the matrix is stored
+    by columns.
+    """
+    stored = g.stored(weight)
+    if stored.form == "w8a8":
+        product = _product(g, x, stored)
+        return g.ops("Split", product, g.constant(list(sizes)), count=len(sizes), axis=-1)
+    stops = np.cumsum(sizes).tolist()
+    parts = (stored.rows(stop - size, stop) for size, stop in zip(sizes, stops, strict=True))
+    return [_product(g, x, part) for part in parts]
+
+
+def _product(g: GraphBuilder, x: str, stored: StoredTensor) -> str:
+    if stored.form is None:
+        return g.op("Gemm", x, g.floats(stored), transB=1)
+    return (_row_quantised if stored.form == "w8a8" else _blocked)(g, x, stored)
 
 
 def _blocked(g: GraphBuilder, x: str, stored: StoredTensor) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from .builder import CONTRIB, GraphBuilder
 from .matmul import linear as linear
+from .matmul import stacked
 
 FULL_STOP = np.iinfo(np.int64).max
 Tables = tuple[str, str]
@@ -49,8 +50,7 @@ def layer_norm(g: GraphBuilder, x: str, name: str, eps: float) -> str:
 
 def swiglu(g: GraphBuilder, x: str, gate_up: str, down: str, width: int) -> str:
     """down(silu(gate x) * up x), gate and up stored as one [2 * width, in] weight."""
-    sizes = g.constant([width, width])
-    gate, up = g.ops("Split", linear(g, x, gate_up), sizes, count=2, axis=-1)
+    gate, up = stacked(g, x, gate_up, (width, width))
     return linear(g, g.op("Mul", silu(g, gate), up), down)
 
 
