@@ -15,21 +15,13 @@ PACKAGES = ("openvino-genai", "openvino", "openvino-tokenizers")
 
 
 class OpenVino:
-    """A folder that optimum-intel exported, on the CPU in fp32 as our graphs are.
-
-    Prefix caching is off, because repeats would find their prompt already read.
-    """
+    """A folder that optimum-intel exported, on the CPU in fp32 as our graphs are."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         import openvino_genai as genai
 
         self._genai: Any = genai
-        scheduler = genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False
-        scheduler.max_num_batched_tokens = 4096
-        properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-        properties |= {"KV_CACHE_PRECISION": "f32", "scheduler_config": scheduler}
-        self._pipeline = genai.VLMPipeline(str(folder), "CPU", **properties)
+        self._pipeline = genai.VLMPipeline(str(folder), "CPU", **properties(threads), **scheduler())
         self._checked = False
 
     def generate(self, request: Request, on_token: Callable[[int], object]) -> None:
@@ -39,7 +31,7 @@ class OpenVino:
         config.do_sample = False
         self._check(request)
         self._pipeline.generate(
-            request.text, generation_config=config, streamer=self._streamer(on_token)
+            request.text, generation_config=config, streamer=token_streamer(on_token)
         )
 
     def _check(self, request: Request) -> None:
@@ -52,22 +44,46 @@ class OpenVino:
         if ids != request.ids:
             raise SystemExit("OpenVINO's tokenizer reads the prompt as other ids.")
 
-    def _streamer(self, on_token: Callable[[int], object]) -> Any:
-        base: Any = self._genai.StreamerBase
-        status = self._genai.StreamingStatus.RUNNING
 
-        class Streamer(base):
-            """Passes token ids on, one or several at a time."""
+def properties(threads: int) -> dict[str, Any]:
+    """Threads, and fp32 everywhere, the cache included."""
+    precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    return {"INFERENCE_NUM_THREADS": threads} | precision
 
-            def write(self, tokens: int | list[int]) -> Any:
-                for token in [tokens] if isinstance(tokens, int) else tokens:
-                    on_token(token)
-                return status
 
-            def end(self) -> None:
-                """Nothing is held back."""
+def scheduler(**settings: int) -> dict[str, Any]:
+    """Prefix caching off: repeats would find their prompt read, and DFlash refuses it."""
+    import openvino_genai as genai
 
-        return Streamer()
+    made = genai.SchedulerConfig()
+    made.enable_prefix_caching = False
+    made.max_num_batched_tokens = 4096
+    for name, value in settings.items():
+        setattr(made, name, value)
+    return {"scheduler_config": made}
+
+
+def token_streamer(on_token: Callable[[int], object]) -> Any:
+    """A streamer that passes on token ids; its `calls` counts how often any came."""
+    import openvino_genai as genai
+
+    base: Any = genai.StreamerBase
+
+    class Streamer(base):
+        """Token ids come one or several at a time."""
+
+        calls = 0
+
+        def write(self, tokens: int | list[int]) -> Any:
+            self.calls += 1
+            for token in [tokens] if isinstance(tokens, int) else tokens:
+                on_token(token)
+            return genai.StreamingStatus.RUNNING
+
+        def end(self) -> None:
+            """Nothing is held back."""
+
+    return Streamer()
 
 
 def main() -> None:

@@ -70,8 +70,11 @@ class Child:
         self.loaded = self._read()
 
     def run(self, prompt: Prompt, new_tokens: int) -> dict[str, Any]:
-        """One answer's figures."""
-        request = {"ids": prompt.ids, "text": prompt.text, "new_tokens": new_tokens}
+        """One answer's figures, to a prompt of ids."""
+        return self.ask({"ids": prompt.ids, "text": prompt.text, "new_tokens": new_tokens})
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One answer's figures; `request` has the fields of `serving.Request`."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

@@ -1,6 +1,6 @@
 """The child side of a benchmark: one engine in a process of its own, measured per request.
 
-A child reads one JSON request a line ({"ids", "text", "new_tokens"}) and answers with one line of
+A child reads one JSON request a line (the fields of `Request`) and answers with one line of
 figures. Runs in the peer's environment, so it knows the standard library only.
 """
 
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -23,17 +24,30 @@ MIB = 1024  # kibibytes, the unit of /proc/self/status
 class Engine(Protocol):
     """What a peer has to offer."""
 
-    def generate(self, request: Request, on_token: Callable[[int], object]) -> None:
-        """Answer greedily from an empty cache; call `on_token` as soon as each token is known."""
+    def generate(
+        self, request: Request, on_token: Callable[[int], object]
+    ) -> dict[str, Any] | None:
+        """Answer greedily from an empty cache; call `on_token` as soon as each token is known.
+
+        Whatever is returned joins the figures.
+        """
 
 
+@dataclass(frozen=True)
 class Request:
-    """A prompt, as ids and as the text they come from, and how many tokens to add."""
+    """A prompt, and how many tokens to add at most.
 
-    def __init__(self, ids: list[int], text: str, new_tokens: int) -> None:
-        self.ids = ids
-        self.text = text
-        self.new_tokens = new_tokens
+    With `ids`, the prompt is exactly these, `text` is what they come from, and no stop token ends
+    the answer. Without, `text` is a chat turn behind `images` (files that `numpy.load` reads), and
+    `draft` names the drafter; `draft_tokens` are its drafts a round, or "auto".
+    """
+
+    text: str
+    new_tokens: int
+    ids: list[int] | None = None
+    images: tuple[str, ...] = ()
+    draft: str = "none"
+    draft_tokens: int | str | None = None
 
 
 class Stopwatch:
@@ -91,8 +105,8 @@ def serve(make_engine: Callable[[], Engine], packages: tuple[str, ...]) -> None:
     _reply(replies, loaded | memory())
     for line in sys.stdin:
         watch = Stopwatch()
-        engine.generate(Request(**json.loads(line)), watch.token)
-        _reply(replies, watch.figures() | memory())
+        found = engine.generate(Request(**json.loads(line)), watch.token) or {}
+        _reply(replies, watch.figures() | memory() | found)
 
 
 def _private_stdout() -> TextIO:
