@@ -15,6 +15,8 @@ FADING, PRIOR = 0.04, 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 24, 384
 # The very first round pays for allocations, so the curve starts with the second.
 FULL_ROUNDS = 2
+# A round that accepts such a part of its drafts needs no comparison with plain decoding yet.
+GOOD_SHARE = 0.75
 # A drafter is parked only when it loses by more than times scatter.
 MARGIN = 1.02
 
@@ -57,8 +59,8 @@ class FixedLength:
 class AdaptiveLength:
     """The length with the most expected tokens per second; none while drafting loses.
 
-    The first rounds draft as many as they may and the next one none, which gives both ends of the
-    cost curve; between measured lengths times are interpolated.
+    The first rounds draft as many as they may; once drafts are refused, one round drafts none,
+    which gives both ends of the cost curve. Between measured lengths times are interpolated.
     """
 
     def __init__(self) -> None:
@@ -70,6 +72,7 @@ class AdaptiveLength:
         self._resume_at = 0
         self._parked_rounds = 0
         self._last = 0
+        self._went_well = False
 
     def choose(self, most: int) -> int:
         """The length that promises the most tokens per second."""
@@ -81,6 +84,7 @@ class AdaptiveLength:
     ) -> None:
         """Learn what a round of this length costs and how far its drafts were right."""
         self._rounds += 1
+        self._went_well = accepted >= GOOD_SHARE * drafted
         self._parked_rounds += self._rounds <= self._resume_at
         seconds = draft_seconds + verify_seconds
         known = self._seconds.get(drafted)
@@ -104,7 +108,9 @@ class AdaptiveLength:
     def _next(self, most: int) -> int:
         if most < 1 or self._rounds < FULL_ROUNDS or set(self._seconds) == {0}:
             return most
-        if 0 not in self._seconds or self._rounds < self._resume_at:
+        if 0 not in self._seconds:
+            return most if self._went_well else 0
+        if self._rounds < self._resume_at:
             return 0
         best = max(range(1, most + 1), key=self._rate)
         if self._rate(best) * MARGIN >= self._rate(0):
