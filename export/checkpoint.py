@@ -1,6 +1,7 @@
 """A Hugging Face checkpoint folder read lazily: names, shapes and row blocks of tensors.
 
-Knows single and sharded safetensors in fp32, fp16 and bf16; knows nothing about any model.
+Knows single and sharded safetensors in fp32, fp16 and bf16, and that several threads may read;
+knows nothing about any model.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -18,19 +21,37 @@ from safetensors import SafetensorError, safe_open
 from ..models.errors import ExportError
 from ..models.fields import read_json
 
-BLOCK_BYTES = 16 << 20
+# A block and what is made of it should stay in a core's cache.
+BLOCK_BYTES = 2 << 20
 WEIGHT_DTYPES = ("F32", "F16", "BF16")
 INDEX_DTYPES = ("I32", "I64")
+DTYPES = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor of the checkpoint lies, its shape and its safetensors dtype name."""
+    """A tensor of the checkpoint: its shape, safetensors dtype name, and first byte in its file."""
 
     name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows [start, stop) of a tensor's first axis; a tensor without axes is one row."""
+
+    info: TensorInfo
+    start: int
+    stop: int
 
 
 class Checkpoint:
@@ -42,7 +63,7 @@ class Checkpoint:
         self.folder = folder
         self.config = read_json(folder / "config.json")
         self.tensors: dict[str, TensorInfo] = {}
-        for info in (info for file in self._files() for info in _scan(file)):
+        for info in (info for file in self._files() for info in scan(file)):
             other = self.tensors.setdefault(info.name, info)
             if other is not info:
                 raise ExportError(
@@ -105,39 +126,68 @@ class Checkpoint:
         return [self.folder / name for name in names]
 
 
-def _scan(file: Path) -> Iterator[TensorInfo]:
+def scan(file: Path) -> Iterator[TensorInfo]:
+    """The tensors of one safetensors file, whose header the library has checked."""
     try:
         with safe_open(file, "numpy") as handle:
-            for name in handle.keys():
-                part = handle.get_slice(name)
-                yield TensorInfo(name, file, tuple(part.get_shape()), part.get_dtype())
+            names = list(handle.keys())
+        header, first = _header(file)
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise ExportError(f"{file} is not a readable safetensors file: {error}") from None
+    for name in names:
+        entry = header[name]
+        offset = first + entry["data_offsets"][0]
+        yield TensorInfo(name, file, tuple(entry["shape"]), entry["dtype"], offset)
 
 
-def read_blocks(info: TensorInfo, dtypes: tuple[str, ...] = WEIGHT_DTYPES) -> Iterator[NDArray]:
-    """The tensor in consecutive row blocks of about 16 MiB, in its own dtype.
+def _header(file: Path) -> tuple[dict, int]:
+    """A safetensors header, and where the bytes behind it begin."""
+    with file.open("rb") as handle:
+        size = int.from_bytes(handle.read(8), "little")
+        return json.loads(handle.read(size)), 8 + size
 
-    The file is opened per tensor so that its mapped pages are released before the next one:
-    memory is bounded by one tensor, not by the checkpoint.
-    """
+
+def blocks_of(info: TensorInfo, dtypes: tuple[str, ...] = WEIGHT_DTYPES) -> list[Block]:
+    """A tensor cut into consecutive blocks of about `BLOCK_BYTES` as fp32, none of them read."""
     if info.dtype not in dtypes:
         raise ExportError(
             f"{info.file.name}: {info.name} is stored as {info.dtype}, which is not supported "
             f"(supported: {', '.join(dtypes)}). Quantised checkpoints must be dequantised first."
         )
+    rows, *rest = info.shape or (1,)
+    step = max(1, BLOCK_BYTES // max(4 * math.prod(rest), 1))
+    return [Block(info, start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def read_block(block: Block) -> NDArray:
+    """A block's rows in the tensor's own dtype; every call opens the file, so threads may call.
+
+    Read and not mapped: mapped pages count as memory until the whole file is released.
+    """
+    info = block.info
+    values = np.empty((block.stop - block.start, *info.shape[1:]), DTYPES[info.dtype])
+    row_bytes = DTYPES[info.dtype].itemsize * math.prod(info.shape[1:])
     try:
-        with safe_open(info.file, "numpy") as handle:
-            if not info.shape:
-                yield np.asarray(handle.get_tensor(info.name)).reshape(1)
-                return
-            part = handle.get_slice(info.name)
-            row_bytes = 4 * math.prod(info.shape[1:])
-            step = max(1, BLOCK_BYTES // max(row_bytes, 1))
-            for start in range(0, info.shape[0], step):
-                yield part[start : min(start + step, info.shape[0])]
-    except (SafetensorError, FileNotFoundError) as error:
+        with info.file.open("rb", buffering=0) as handle:
+            handle.seek(info.offset + block.start * row_bytes)
+            _fill(handle, values)
+    except (OSError, EOFError) as error:
         raise ExportError(f"{info.file}: {info.name} cannot be read: {error}") from None
+    return values
+
+
+def _fill(handle: RawIOBase, values: NDArray) -> None:
+    rest = values.view(np.uint8).reshape(-1).data
+    while rest:
+        count = handle.readinto(rest)
+        if not count:
+            raise EOFError("the file ends early; it was changed during the export")
+        rest = rest[count:]
+
+
+def read_blocks(info: TensorInfo, dtypes: tuple[str, ...] = WEIGHT_DTYPES) -> Iterator[NDArray]:
+    """The tensor block by block, in its own dtype: memory is bounded by one block."""
+    return map(read_block, blocks_of(info, dtypes))
 
 
 def same_values(first: TensorInfo, second: TensorInfo) -> bool:

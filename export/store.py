@@ -1,15 +1,18 @@
 """Data files of a bundle: tensors streamed in once, each with an offset other graphs can name.
 
-Knows alignment, precision and digests; knows no model. Peak memory is one block of one tensor.
+Knows alignment, precision and digests; knows no model. Several threads read and convert blocks,
+one writes: the bytes are those of a single thread. Peak memory is a few blocks of one tensor.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +21,16 @@ from ..models.errors import ExportError
 from ..models.manifest import DataFile
 from ..models.precision import FLOATS
 from ..models.stored import StoredTensor
-from .checkpoint import TensorInfo, read_blocks
+from .checkpoint import Block, TensorInfo, blocks_of, read_block
+from .parallel import Digest, in_order, num_workers
 from .quantise import pack_blocks, pack_rows, packed_width
 
 # Page alignment lets a runtime map a tensor instead of copying it.
 ALIGNMENT = 4096
+# The smallest number that rounds to infinity in fp16.
+HALF_OVERFLOW = 65520
+
+Result = TypeVar("Result")
 
 
 class DataWriter:
@@ -33,8 +41,9 @@ class DataWriter:
         self.tensors: dict[str, StoredTensor] = {}
         self._precision = precision
         self._progress = progress
-        self._digest = hashlib.sha256()
         self._handle = (folder / file).open("wb")
+        self._digest = Digest()
+        self._pool = ThreadPoolExecutor(num_workers())
 
     def __enter__(self) -> DataWriter:
         return self
@@ -45,6 +54,8 @@ class DataWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._digest.close()
         self._handle.close()
 
     def summary(self) -> DataFile:
@@ -70,44 +81,52 @@ class DataWriter:
             return
         dtype = np.dtype(self._dtype(shape))
         offset = self._align()
-        for part in parts:
-            for block in read_blocks(part):
-                self._write(_converted(block, dtype, part))
+        for values in self._mapped(partial(_read_as, dtype), parts):
+            self._write(values)
         self.tensors[name] = self._stored(name, dtype.name, shape, offset)
+
+    def _mapped(
+        self, function: Callable[[Block], Result], parts: Sequence[TensorInfo]
+    ) -> Iterator[Result]:
+        """What `function` makes of every block of the tensors, in order."""
+        blocks = (block for part in parts for block in blocks_of(part))
+        return in_order(self._pool, function, blocks)
 
     def _add_quantised(
         self, name: str, parts: Sequence[TensorInfo], shape: tuple[int, ...]
     ) -> None:
-        blocks = (
-            _converted(block, np.dtype(np.float32), part).reshape(-1, shape[-1])
-            for part in parts
-            for block in read_blocks(part)
-        )
         if self._precision == "w8a8":
-            self._add_rows(name, blocks, shape)
+            self._add_rows(name, parts, shape)
         else:
-            self._add_blocks(name, blocks, shape)
+            self._add_blocks(name, parts, shape)
 
-    def _add_blocks(self, name: str, blocks: Iterator[NDArray], shape: tuple[int, ...]) -> None:
+    def _add_blocks(self, name: str, parts: Sequence[TensorInfo], shape: tuple[int, ...]) -> None:
         """A matrix in blocked form; its scales follow it."""
+
+        def pack(block: Block) -> tuple[NDArray, NDArray]:
+            rows = _read_as(np.dtype(np.float32), block).reshape(-1, shape[1])
+            return pack_blocks(rows, self._precision)
+
         offset, scales = self._align(), []
-        for rows in blocks:
-            packed, scale = pack_blocks(rows, self._precision)
+        for packed, scale in self._mapped(pack, parts):
             self._write(packed)
             scales.append(scale)
         packed_shape = (shape[0], *packed_width(self._precision, shape[1]))
         stored = self._stored(name, "uint8", packed_shape, offset)
         self._keep_packed(stored, shape[1], np.concatenate(scales))
 
-    def _add_rows(self, name: str, blocks: Iterator[NDArray], shape: tuple[int, ...]) -> None:
+    def _add_rows(self, name: str, parts: Sequence[TensorInfo], shape: tuple[int, ...]) -> None:
         """A matrix of signed bytes, transposed to [in, out] as its operator wants it."""
+
+        def pack(block: Block) -> tuple[NDArray, NDArray]:
+            return pack_rows(_read_as(np.dtype(np.float32), block).reshape(-1, shape[1]))
+
         levels, scales = np.empty(shape[::-1], np.int8), np.empty(shape[0], np.float32)
         first = 0
-        for rows in blocks:
-            part = slice(first, first + len(rows))
-            packed, scales[part] = pack_rows(rows)
-            levels[:, part] = packed.T
-            first += len(rows)
+        for packed, scale in self._mapped(pack, parts):
+            part = slice(first, first + len(packed))
+            levels[:, part], scales[part] = packed.T, scale
+            first += len(packed)
         offset = self._align()
         self._write(levels)
         self._keep_packed(self._stored(name, "int8", shape[::-1], offset), shape[1], scales)
@@ -135,25 +154,29 @@ class DataWriter:
     def _align(self) -> int:
         padding = -self._handle.tell() % ALIGNMENT
         zeros = bytes(padding)
-        self._digest.update(zeros)
+        self._digest.add(zeros)
         self._handle.write(zeros)
         return self._handle.tell()
 
     def _write(self, array: NDArray) -> None:
-        data = np.ascontiguousarray(array).data
-        self._digest.update(data)
-        self._handle.write(data)
+        array = np.ascontiguousarray(array)
+        self._digest.add(array.data)
+        self._handle.write(array.data)
         self._progress(array.nbytes)
 
 
-def _converted(block: NDArray, dtype: np.dtype, info: TensorInfo) -> NDArray:
-    with np.errstate(over="ignore"):
-        converted = block.astype(dtype)
-    if not np.isfinite(converted).all():
-        cause = (
-            "is not finite"
-            if not np.isfinite(block.astype(np.float32)).all()
-            else ("overflows fp16; export with --precision fp32")
-        )
-        raise ExportError(f"{info.file.name}: a value of {info.name} {cause}.")
-    return converted
+def _read_as(dtype: np.dtype, block: Block) -> NDArray:
+    """A block read and converted; `ExportError` names a tensor that `dtype` cannot hold."""
+    values = read_block(block)
+    exact = values if values.dtype == np.float32 else values.astype(np.float32)
+    # Both are NaN where any value is, and a look at two numbers is cheaper than one at each.
+    size = max(-exact.min(initial=0), exact.max(initial=0))
+    if not np.isfinite(size):
+        raise _unusable(block, "is not finite")
+    if dtype == np.float16 and size >= HALF_OVERFLOW:
+        raise _unusable(block, "overflows fp16; export with --precision fp32")
+    return values if values.dtype == dtype else exact.astype(dtype, copy=False)
+
+
+def _unusable(block: Block, cause: str) -> ExportError:
+    return ExportError(f"{block.info.file.name}: a value of {block.info.name} {cause}.")

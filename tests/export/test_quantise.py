@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from dflash_onnx.export.checkpoint import TensorInfo
+from dflash_onnx.export.checkpoint import scan
 from dflash_onnx.export.quantise import pack_blocks, pack_rows
 from dflash_onnx.export.store import DataWriter
 from dflash_onnx.models.errors import ExportError
@@ -130,7 +130,7 @@ def write(folder: Path, parts: list[Float], form: str, chunk: int = 2**24) -> St
     infos = []
     for i, part in enumerate(parts):
         save_file({"part": part}, folder / f"{i}.safetensors")
-        infos.append(TensorInfo("part", folder / f"{i}.safetensors", part.shape, "F32"))
+        infos += scan(folder / f"{i}.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dflash_onnx.export.checkpoint.BLOCK_BYTES", chunk)
         with DataWriter(folder, "w.data", form, lambda _: None) as writer:

@@ -1,0 +1,73 @@
+"""Work spread over threads whose results come back in order, and a digest that runs behind.
+
+NumPy, file reads and SHA-256 let other threads run meanwhile. Knows nothing about weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# More gain nothing: one thread writes the file that all of them fill.
+MAX_WORKERS = 8
+# Pieces that may wait to be hashed before the writer waits too.
+MAX_UNHASHED = 4
+
+
+def num_workers() -> int:
+    """Threads that pay on this machine."""
+    return min(os.cpu_count() or 1, MAX_WORKERS)
+
+
+def in_order(
+    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item]
+) -> Iterator[Result]:
+    """Results of `function` in the order of `items`; a few are computed ahead of the caller."""
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            # One more than works at a time, so that no thread waits for the caller.
+            if len(waiting) > num_workers() + 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+class Digest:
+    """The SHA-256 of bytes one after the other, computed in a thread of its own.
+
+    What is added must not change any more.
+    """
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        # A single thread takes its work in order.
+        self._pool = ThreadPoolExecutor(1)
+        self._waiting: deque[Future[None]] = deque()
+
+    def add(self, data: memoryview | bytes) -> None:
+        """Append bytes of contiguous memory."""
+        self._waiting.append(self._pool.submit(self._sha256.update, data))
+        if len(self._waiting) > MAX_UNHASHED:
+            self._waiting.popleft().result()
+
+    def hexdigest(self) -> str:
+        """The digest of everything that was added."""
+        while self._waiting:
+            self._waiting.popleft().result()
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(cancel_futures=True)
