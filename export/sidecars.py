@@ -5,6 +5,7 @@ Reads them with the errors a user needs; copies nothing and knows no tensors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,17 +38,20 @@ def read_sidecars(checkpoint: Checkpoint, target: TargetConfig, max_pixels: int 
     """Read and check all side files of a target checkpoint."""
     folder = checkpoint.folder
     path = folder / "tokenizer.json"
-    tokenizer = _tokenizer(path)
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    content = _content(path)
+    tokenizer = _tokenizer(path, content)
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    _check_alphabet(vocab, tokenizer, path)
+    size = len(vocab)
     if size > target.text.vocab_size:
         raise ExportError(
             f"{path} has {size} entries but the head has only {target.text.vocab_size} columns; "
             "tokenizer and weights belong to different models."
         )
     _check_placeholders(tokenizer, path, checkpoint, target)
-    banned = _banned_ids(tokenizer, target)
+    banned = _banned_ids(vocab, target)
     return Sidecars(
-        tokenizer_json=path.read_bytes(),
+        tokenizer_json=content,
         tokenizer_size=size,
         chat_template=_chat_template(folder),
         image=_image(folder, target, max_pixels),
@@ -56,11 +60,15 @@ def read_sidecars(checkpoint: Checkpoint, target: TargetConfig, max_pixels: int 
     )
 
 
-def _tokenizer(path: Path) -> Tokenizer:
+def _content(path: Path) -> bytes:
     if not path.is_file():
         raise ExportError(f"{path} is missing; save the tokenizer in its fast format there.")
+    return path.read_bytes()
+
+
+def _tokenizer(path: Path, content: bytes) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise ExportError(f"{path} is not a readable tokenizer: {error}") from None
     decoder = unsupported_decoder(tokenizer)
@@ -69,14 +77,20 @@ def _tokenizer(path: Path) -> Tokenizer:
             f"{path} has the decoder {decoder}, but only ByteLevel tokenizers are supported; "
             "use the tokenizer.json that belongs to the checkpoint."
         )
+    return tokenizer
+
+
+def _check_alphabet(vocab: Mapping[str, int], tokenizer: Tokenizer, path: Path) -> None:
+    """Tokens that are not added ones must be spelled in the byte-level alphabet."""
     added, alphabet = tokenizer.get_added_tokens_decoder(), byte_of_char().keys()
-    for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
-        if token not in added and not alphabet >= set(piece):
+    # Nearly all pieces pass, so the characters are looked at all together first.
+    strange = set("".join(vocab)) - alphabet
+    for piece in (p for p in vocab if strange and not strange.isdisjoint(p)):
+        if vocab[piece] not in added:
             raise ExportError(
-                f"{path} spells token {token} as {piece!r}, which is not in the byte-level "
+                f"{path} spells token {vocab[piece]} as {piece!r}, which is not in the byte-level "
                 "alphabet; use the tokenizer.json that belongs to the checkpoint."
             )
-    return tokenizer
 
 
 def _check_placeholders(
@@ -167,11 +181,10 @@ def _stop_fields(checkpoint: Checkpoint) -> Fields:
     return places[0].otherwise(*places[1:])
 
 
-def _banned_ids(tokenizer: Tokenizer, target: TargetConfig) -> tuple[int, ...]:
+def _banned_ids(vocab: Mapping[str, int], target: TargetConfig) -> tuple[int, ...]:
     """Placeholders, which stand for pixels, and head columns that no token belongs to."""
     banned = set(asdict(target.special).values()) if target.special else set()
-    pad = tokenizer.token_to_id(VISION_PAD) if target.special else None
-    banned |= set() if pad is None else {pad}
-    columns = range(target.text.vocab_size)
-    banned |= {i for i in columns if tokenizer.id_to_token(i) is None}
+    if target.special and VISION_PAD in vocab:
+        banned.add(vocab[VISION_PAD])
+    banned |= set(range(target.text.vocab_size)).difference(vocab.values())
     return tuple(sorted(banned))
