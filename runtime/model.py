@@ -45,7 +45,6 @@ class Model:
         context_limit: int | None = None,
         max_pixels: int | None = None,
         append_by_graph: bool = False,
-        mapped: bool = False,
         portable: bool = False,
     ) -> None:
         folder = Path(folder)
@@ -55,7 +54,7 @@ class Model:
         self.context_limit = _limit(context_limit, self.manifest)
         self.tokenizer = _tokenizer(folder, self.manifest)
         self.template = _template(folder)
-        self._runtime = Runtime(folder, provider, threads, mapped)
+        self._runtime = Runtime(folder, provider, threads)
         portable = portable or provider not in LINEAR_ATTENTION
         self.target = Target(folder, self.manifest, self._runtime, portable)
         self.networks = {
@@ -64,8 +63,7 @@ class Model:
             )
             for name in self.manifest.drafts
         }
-        # Weights that are only mapped run in other kernels, which nobody generates text with.
-        self._block_difference = None if mapped else block_difference(self.target)
+        self._block_difference = block_difference(self.target)
         runtime, target = self._runtime, self.target
         self.mtp = MtpNetworks(self.manifest, runtime, target) if self.manifest.mtp else None
         self.drafts = DraftFactory(self.manifest, self.networks, self.mtp, self.context_limit)

@@ -6,6 +6,7 @@ repeat each other, a drafter whose graphs do not fit its target.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ import numpy as np
 from ..models.draft_config import DraftLayer
 from ..models.errors import ExportError
 from ..models.grid import Grid
+from ..models.manifest import Manifest
 from ..models.positions import Ints, Position, Row, Span, advancing_positions, block_positions
+from ..models.precision import FLOATS
 from ..models.vision_config import VisionConfig
+from .bundle_files import open_bundle
 from .drafters.base import Observed, Request
 from .drafters.choosers import BestToken, SelectorWalk
 from .drafters.dflash import DFlash
@@ -23,48 +27,76 @@ from .drafters.mtp import MtpNetworks
 from .drafters.networks import DFlashNetworks
 from .drafters.policy import HolePolicy, HoleSettings
 from .drafters.rows import Float, HostWriter
-from .model import Model
-from .target import ImageRows, TargetRows
+from .mapped_runtime import MappedRuntime
+from .selfcheck_values import alive, finite, usable_logits
+from .target import ImageRows, Target, TargetRows
 
 NUM_ROWS = 5
 # Of the largest hidden value: the two forms sum in another order.
 PORTABLE_TOLERANCE = 1e-3
 
 
+@dataclass(frozen=True)
+class Checked:
+    """The bundle that is looked at, and its target."""
+
+    folder: Path
+    manifest: Manifest
+    runtime: MappedRuntime
+    target: Target
+
+
 def self_check(folder: Path) -> None:
     """Run every graph of the bundle on a few rows; `ExportError` says which one is wrong."""
-    # By the append graph, so that the check runs it too; answers write their caches in NumPy.
-    model = Model(folder, mapped=True, append_by_graph=True)
-    token_ids = _token_ids(model)
-    image = _check_vision(model, vision) if (vision := model.manifest.target.vision) else None
-    rows = _check_target(model, token_ids, image)
-    if model.manifest.target.text.linear is not None:
-        _check_portable(folder, model, rows, token_ids)
-    if model.mtp is not None:
-        _check_mtp(model.mtp, rows, token_ids)
-    for name in model.networks:
-        _check_draft(model, name, rows, token_ids)
+    # The tokenizer is held against its digest here, and was read before it was written.
+    manifest = open_bundle(folder)
+    # A blocked head that is only mapped is unpacked to floats as a whole, which is larger.
+    packed = () if manifest.precision.head in FLOATS else ("head",)
+    with MappedRuntime(folder, packed) as runtime:
+        _check(Checked(folder, manifest, runtime, Target(folder, manifest, runtime)))
 
 
-def _check_vision(model: Model, vision: VisionConfig) -> ImageRows:
+def _check(bundle: Checked) -> None:
+    """Part by part: mapped weights count as memory once they are read, until they are closed."""
+    manifest, runtime = bundle.manifest, bundle.runtime
+    token_ids, hybrid = _token_ids(manifest), manifest.target.text.linear is not None
+    # Before anything runs, since these two are opened meanwhile.
+    portable = Target(bundle.folder, manifest, runtime, portable=True) if hybrid else None
+    mtp = MtpNetworks(manifest, runtime, bundle.target) if manifest.mtp else None
+    image = _check_vision(bundle, vision) if (vision := manifest.target.vision) else None
+    rows = _check_target(bundle, token_ids, image)
+    runtime.close()
+    if portable is not None:
+        _check_portable(portable, rows, token_ids)
+        runtime.close()
+    if mtp is not None:
+        _check_mtp(mtp, rows, token_ids)
+    for name in manifest.drafts:
+        runtime.close()
+        _check_draft(bundle, name, rows, token_ids)
+
+
+def _check_vision(bundle: Checked, vision: VisionConfig) -> ImageRows:
     grid = Grid(2 * vision.merge_size, vision.merge_size, vision.merge_size)
     values = np.linspace(-1, 1, grid.num_patches * vision.patch_dim, dtype=np.float32)
     patches = values.reshape(grid.num_patches, vision.patch_dim)
-    encoded = model.target.encode_patches(patches, grid)
-    _alive("vision", encoded.embeds)
-    _alive("vision (DeepStack)", encoded.deepstack)
+    encoded = bundle.target.encode_patches(patches, grid)
+    alive("vision", encoded.embeds)
+    alive("vision (DeepStack)", encoded.deepstack)
     return encoded
 
 
-def _token_ids(model: Model) -> Ints:
+def _token_ids(manifest: Manifest) -> Ints:
     """A few ids from all over the vocabulary."""
-    usable = np.setdiff1d(np.arange(model.manifest.tokenizer_size), model.manifest.banned_ids)
+    allowed = np.ones(manifest.target.text.vocab_size, bool)
+    allowed[list(manifest.banned_ids)] = False
+    usable = np.flatnonzero(allowed[: manifest.tokenizer_size])
     return usable[:: max(1, usable.size // NUM_ROWS)][:NUM_ROWS]
 
 
-def _check_target(model: Model, token_ids: Ints, image: ImageRows | None) -> TargetRows:
+def _check_target(bundle: Checked, token_ids: Ints, image: ImageRows | None) -> TargetRows:
     """Text rows and then an image's, so that DeepStack gets real rows; returns the text rows."""
-    target, taps, num_text = model.target, model.manifest.tap_layers, token_ids.size
+    target, taps, num_text = bundle.target, bundle.manifest.tap_layers, token_ids.size
     embeds, deepstack = target.embed(token_ids), None
     if image is not None:
         nothing = np.zeros((len(image.deepstack), *embeds.shape), np.float32)
@@ -78,20 +110,20 @@ def _check_target(model: Model, token_ids: Ints, image: ImageRows | None) -> Tar
         taps,
         certain=False,
     )
-    _alive("target", rows.hidden)
+    alive("target", rows.hidden)
     for tap in taps:
-        _alive(f"target, tap {tap}", rows.taps[tap])
+        alive(f"target, tap {tap}", rows.taps[tap])
+    bundle.runtime.close()
     head = target.head.rows(rows.hidden, np.arange(embeds.shape[0]), True)
     assert head.logits is not None
-    _usable_logits("head", head.logits)
+    usable_logits("head", head.logits)
     text = TargetRows(rows.hidden[:num_text], {i: tap[:num_text] for i, tap in rows.taps.items()})
     _check_distinct(text)
     return text
 
 
-def _check_portable(folder: Path, model: Model, rows: TargetRows, token_ids: Ints) -> None:
+def _check_portable(target: Target, rows: TargetRows, token_ids: Ints) -> None:
     """Both forms of the recurrent layers must agree, after a replay of half of the rows too."""
-    target = Model(folder, mapped=True, portable=True).target
     cache, half = target.new_cache(2 * token_ids.size), token_ids.size // 2
     embeds = target.embed(token_ids)
     positions = advancing_positions(Position(0), token_ids.size)
@@ -101,7 +133,7 @@ def _check_portable(folder: Path, model: Model, rows: TargetRows, token_ids: Int
             cache, embeds[first:], positions[:, first:], None, (), certain=False
         )
         cache.commit(count)
-        _finite("target (portable)", output.hidden)
+        finite("target (portable)", output.hidden)
         difference = np.abs(output.hidden - rows.hidden[first:]).max()
         if not difference <= PORTABLE_TOLERANCE * np.abs(rows.hidden).max():
             raise ExportError(
@@ -115,7 +147,7 @@ def _check_mtp(networks: MtpNetworks, rows: TargetRows, token_ids: Ints) -> None
     positions = advancing_positions(Position(0), token_ids.size)
     cache = networks.new_cache(token_ids.size + 1)
     hidden = networks.forward(cache, embeds[1:], rows.hidden[:-1], positions[:, :-1])
-    _alive("mtp", hidden)
+    alive("mtp", hidden)
 
 
 def _check_distinct(rows: TargetRows) -> None:
@@ -129,26 +161,30 @@ def _check_distinct(rows: TargetRows) -> None:
                 )
 
 
-def _check_draft(model: Model, name: str, rows: TargetRows, token_ids: Ints) -> None:
-    networks, count = model.networks[name], token_ids.size
+def _check_draft(bundle: Checked, name: str, rows: TargetRows, token_ids: Ints) -> None:
+    # By the append graph, so that the check runs it too; answers write their caches in NumPy.
+    networks = DFlashNetworks(
+        name, bundle.folder, bundle.manifest, bundle.runtime, bundle.target, append_by_graph=True
+    )
+    count = token_ids.size
     features = [rows.taps[i] for i in networks.taps]
     keys, values = networks.inject(features, np.arange(count))
     for array in (*keys, *values):
-        _finite(f"drafter {name} (inject)", array)
+        finite(f"drafter {name} (inject)", array)
     caches = [_check_append(name, networks, kind, keys, values) for kind in networks.kinds]
     anchor, start = int(token_ids[-1]), Position(count)
     hidden = networks.block(anchor, block_positions(start, networks.block_size), caches)
-    _alive(f"drafter {name} (block)", hidden)
+    alive(f"drafter {name} (block)", hidden)
     # Before drafting, since a walk over NaN finds no best candidate.
     _check_chooser(name, networks, hidden[1:], anchor)
     drafter = DFlash(name, networks, HoleSettings(HolePolicy.GAP))
     span = Span(Row(0), count, "text", False)
     positions = advancing_positions(Position(0), count)
-    embeds = model.target.embed(token_ids)
+    embeds = bundle.target.embed(token_ids)
     drafter.observe(Observed(Row(0), token_ids, positions, rows.taps, span, embeds, rows.hidden))
     request = Request(anchor, drafter.max_drafts, Row(count), start, 1, token_ids.tolist())
     ids = drafter.propose(request).token_ids
-    vocab_size = model.manifest.target.text.vocab_size
+    vocab_size = bundle.manifest.target.text.vocab_size
     if len(ids) != drafter.max_drafts or not all(0 <= i < vocab_size for i in ids):
         raise ExportError(f"self-check: drafter {name} drafted {ids}, which are no token ids.")
 
@@ -190,40 +226,10 @@ def _check_chooser(name: str, networks: DFlashNetworks, hidden: Float, anchor: i
     if isinstance(chooser, BestToken):
         logits = chooser.head.rows(hidden, np.arange(len(hidden)), True).logits
         assert logits is not None
-        _usable_logits(f"drafter {name} (head)", logits)
+        usable_logits(f"drafter {name} (head)", logits)
     if isinstance(chooser, SelectorWalk):
         values, ids, projected = chooser.candidates(hidden)
-        _usable_logits(f"drafter {name} (candidates)", values)
-        _finite(f"drafter {name} (candidates)", projected)
+        usable_logits(f"drafter {name} (candidates)", values)
+        finite(f"drafter {name} (candidates)", projected)
         _, scores = chooser.lattice(hidden, anchor)
-        _usable_logits(f"drafter {name} (selector)", scores)
-
-
-def _usable_logits(what: str, logits: Float) -> None:
-    """Banned ids have minus infinity; everything else is a number."""
-    if not np.isfinite(logits).any(axis=-1).all():
-        raise _not_finite(what)
-    if np.isnan(logits).any() or np.isposinf(logits).any():
-        raise _not_finite(what)
-
-
-def _finite(what: str, array: Float) -> None:
-    if not np.isfinite(array).all():
-        raise _not_finite(what)
-
-
-def _alive(what: str, array: Float) -> None:
-    """Rows [..., width] must be finite, and hold more than one number over and over."""
-    _finite(what, array)
-    if array.size and (array.max(axis=-1) == array.min(axis=-1)).any():
-        raise ExportError(
-            f"self-check: {what} gives rows in which all values are equal; weights of the "
-            "checkpoint are zero or missing, so download it again."
-        )
-
-
-def _not_finite(what: str) -> ExportError:
-    return ExportError(
-        f"self-check: {what} gives values that are not finite; the weights are damaged or "
-        "overflow this precision (try --precision fp32)."
-    )
+        usable_logits(f"drafter {name} (selector)", scores)

@@ -40,17 +40,17 @@ MAX_BINDINGS = 16
 class Runtime:
     """ONNX Runtime on one provider; opens graphs of one bundle folder.
 
-    `mapped` leaves the weights in the mapped files instead of packing copies for speed: slow, but
-    a bundle larger than memory still runs. `profiles` is a folder for ONNX Runtime's own profiles,
-    which `end_profiles` completes.
+    `profiles` is a folder for ONNX Runtime's own profiles, which `end_profiles` completes.
     """
+
+    # Of ONNX Runtime's passes over a graph, those that are left out.
+    disabled_optimizers: tuple[str, ...] = ()
 
     def __init__(
         self,
         folder: Path,
         provider: str,
         threads: int | None = None,
-        mapped: bool = False,
         profiles: Path | None = None,
     ) -> None:
         self._ort = import_onnxruntime()
@@ -59,32 +59,34 @@ class Runtime:
         self.threads = threads or num_threads()
         self.version: str = self._ort.__version__
         self._folder = folder
-        self._mapped = mapped
         self._profiles = profiles
         self._graphs: dict[str, Graph] = {}
         self._mapped_before = huge_pages.mapped_memory()
 
     def open(self, spec: GraphSpec) -> Graph:
         """Open a graph; `ManifestError` or `ProviderError` says which file and why."""
+        graph = Graph(self._ort, self._session(spec), spec)
+        self._use_huge_pages()
+        self._graphs[Path(spec.file).stem] = graph
+        return graph
+
+    def _session(self, spec: GraphSpec) -> Any:
         path = bundle_file(self._folder, spec.file)
         self._check_available(path)
         try:
             # `enable_fallback` off: a provider that fails must not become CPU in silence.
             session = self._ort.InferenceSession(
                 str(path),
-                self._options(path),
+                self._options(path.stem),
                 providers=[self.provider_name],
                 enable_fallback=0,
-                # Folding would turn half-precision weights into float32 copies at load.
-                disabled_optimizers=["ConstantFolding"] if self._mapped else None,
+                disabled_optimizers=list(self.disabled_optimizers),
             )
         except Exception as error:  # the library raises its own unrelated classes
             raise self._failure(path, error) from error
-        self._use_huge_pages()
         self._check_provider(path, session.get_providers())
         _check_interface(path, spec, session)
-        graph = self._graphs[path.stem] = Graph(self._ort, session, spec)
-        return graph
+        return session
 
     def clocks(self) -> dict[str, Clock]:
         """How long every opened graph has run so far, by its file's name without the suffix."""
@@ -94,25 +96,22 @@ class Runtime:
         """Stop profiling; the file with every graph's events, by the graph's name."""
         return {name: graph.end_profile() for name, graph in self._graphs.items()}
 
-    def _options(self, path: Path) -> Any:
+    def _options(self, graph: str) -> Any:
+        """Session options of the named graph."""
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.log_severity_level = 3
         # Spinning pools of several sessions fight for the same cores (ort.md, 5).
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if self._mapped:
-            options.add_session_config_entry("session.disable_prepacking", "1")
-            options.enable_cpu_mem_arena = False
         if self._profiles is not None:
             options.enable_profiling = True
-            options.profile_file_prefix = str(self._profiles / path.stem)
+            options.profile_file_prefix = str(self._profiles / graph)
         return options
 
     def _use_huge_pages(self) -> None:
         """For the heap and what was mapped since this runtime began: most of it packed weights."""
-        if not self._mapped:
-            new = huge_pages.without(huge_pages.mapped_memory(), self._mapped_before)
-            huge_pages.move([*huge_pages.heap(), *new])
+        new = huge_pages.without(huge_pages.mapped_memory(), self._mapped_before)
+        huge_pages.move([*huge_pages.heap(), *new])
 
     def _check_available(self, path: Path) -> None:
         available = self._ort.get_available_providers()

@@ -51,6 +51,24 @@ def test_values_that_are_not_finite_are_found(
         self_check(bundle)
 
 
+@pytest.mark.parametrize("name", ["head", "target"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_damaged_scales_are_found(
+    make_bundle: Callable[..., Path], tmp_path: Path, name: str, value: float
+) -> None:
+    """A quantised head runs in other kernels than the rest: its weights are packed.
+    Both must let scales through that are not finite."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(make_bundle(precision="int4"), bundle)
+    graph = onnx.load(bundle / f"{name}.onnx", load_external_data=False).graph
+    scales = next(t for t in graph.initializer if t.name.endswith(".scales"))
+    place = {entry.key: entry.value for entry in scales.external_data}
+    offset, size = int(place["offset"]), int(place["length"]) // 4
+    np.memmap(bundle / place["location"], np.float32, "r+", offset, (size,))[:] = value
+    with pytest.raises(ExportError, match=f"self-check: {name}.*not finite"):
+        self_check(bundle)
+
+
 DFLASH2 = {
     "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 12, "selector_top_k": 6,
 }  # fmt: skip

@@ -1,0 +1,93 @@
+"""A runtime for a look at every graph: weights stay in mapped files, sessions close after use.
+
+A bundle larger than memory still runs, slowly and in other kernels than text is generated with.
+Knows ONNX Runtime; knows nothing about what a graph computes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..models.manifest import GraphSpec
+from .binding import Binding
+from .session import Graph, Runtime
+
+# Opening takes longer than running, most of all a large graph's.
+NUM_OPENERS = 2
+
+
+class MappedRuntime(Runtime):
+    """Opens graphs of one bundle folder in threads; `close` lets go of those that have run.
+
+    Weights of the `packed` graphs are packed as usual.
+    """
+
+    # Folding would turn half-precision weights into float32 copies at load.
+    disabled_optimizers = ("ConstantFolding",)
+
+    def __init__(self, folder: Path, packed: Collection[str] = ()) -> None:
+        super().__init__(folder, "cpu")
+        self._packed = frozenset(packed)
+        self._by_file: dict[str, MappedGraph] = {}
+        self._openers = ThreadPoolExecutor(NUM_OPENERS)
+
+    def __enter__(self) -> MappedRuntime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._openers.shutdown(cancel_futures=True)
+
+    def open(self, spec: GraphSpec) -> MappedGraph:
+        """Begin to open a graph, once for all who ask; its first run raises what went wrong."""
+        if spec.file not in self._by_file:
+            open_session = partial(self._session, spec)
+            coming = self._openers.submit(open_session)
+            self._by_file[spec.file] = MappedGraph(self._ort, open_session, coming, spec)
+        return self._by_file[spec.file]
+
+    def close(self) -> None:
+        """Close sessions that have run; a graph that runs again opens another."""
+        for graph in self._by_file.values():
+            graph.close()
+
+    def _options(self, graph: str) -> Any:
+        options = super()._options(graph)
+        options.enable_cpu_mem_arena = False
+        # Planning which tensor may take another's place costs more than it saves in one run.
+        options.enable_mem_reuse = False
+        if graph not in self._packed:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        return options
+
+
+class MappedGraph(Graph):
+    """A graph whose session comes from a thread, and again when it is needed after `close`."""
+
+    def __init__(
+        self, ort: Any, open_session: Callable[[], Any], coming: Future[Any], spec: GraphSpec
+    ) -> None:
+        super().__init__(ort, None, spec)
+        self._open_session = open_session
+        self._coming: Future[Any] | None = coming
+
+    def bind(self) -> Binding:
+        """A new set of inputs and outputs for one caller."""
+        if self._session is None:
+            coming, self._coming = self._coming, None
+            self._session = coming.result() if coming else self._open_session()
+        return super().bind()
+
+    def close(self) -> None:
+        """Let the session and the files it has mapped go, unless a binding still lives."""
+        self._session, self._threads = None, threading.local()
