@@ -18,8 +18,16 @@ LINEAR_ATTENTION = ("cpu", "cuda", "webgpu")
 
 def installed_distributions() -> list[str]:
     """The installed distributions that own the import package `onnxruntime`."""
-    owners = importlib.metadata.packages_distributions().get("onnxruntime", [])
-    return sorted(set(owners))
+    found = importlib.metadata.distributions()
+    return sorted({owner.metadata["Name"] for owner in found if _owns_onnxruntime(owner)})
+
+
+def _owns_onnxruntime(distribution: importlib.metadata.Distribution) -> bool:
+    """As `packages_distributions` finds it, which takes a fifth of a second for all packages."""
+    packages = distribution.read_text("top_level.txt")
+    if packages:
+        return "onnxruntime" in packages.split()
+    return "\nonnxruntime/" in "\n" + (distribution.read_text("RECORD") or "")
 
 
 def check_distributions(found: list[str]) -> None:
