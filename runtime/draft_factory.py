@@ -96,6 +96,8 @@ class DraftFactory:
 
     def _dflash(self, name: str, choice: DraftChoice) -> DFlash:
         networks = self._networks[name]
+        # Here and not at the drafter's first step, whose errors only turn the drafter off.
+        networks.open()
         trained = networks.spec.trained_on_media
         policy = default_policy(trained) if choice.holes is None else parse_policy(choice.holes)
         if choice.hole_rows is not None and not policy.uses_rows:

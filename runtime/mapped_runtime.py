@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from ..models.manifest import GraphSpec
-from .binding import Binding
 from .session import Graph, Runtime
 
 # Opening takes longer than running, most of all a large graph's.
@@ -48,7 +47,11 @@ class MappedRuntime(Runtime):
     ) -> None:
         self._openers.shutdown(cancel_futures=True)
 
-    def open(self, spec: GraphSpec) -> MappedGraph:
+    def open(self, spec: GraphSpec) -> Graph:
+        """As `later`: nobody waits before the first run."""
+        return self.later(spec)
+
+    def later(self, spec: GraphSpec) -> Graph:
         """Begin to open a graph, once for all who ask; its first run raises what went wrong."""
         if spec.file not in self._by_file:
             open_session = partial(self._session, spec)
@@ -77,17 +80,14 @@ class MappedGraph(Graph):
     def __init__(
         self, ort: Any, open_session: Callable[[], Any], coming: Future[Any], spec: GraphSpec
     ) -> None:
-        super().__init__(ort, None, spec)
+        super().__init__(ort, self._coming_session, spec)
         self._open_session = open_session
         self._coming: Future[Any] | None = coming
-
-    def bind(self) -> Binding:
-        """A new set of inputs and outputs for one caller."""
-        if self._session is None:
-            coming, self._coming = self._coming, None
-            self._session = coming.result() if coming else self._open_session()
-        return super().bind()
 
     def close(self) -> None:
         """Let the session and the files it has mapped go, unless a binding still lives."""
         self._session, self._threads = None, threading.local()
+
+    def _coming_session(self) -> Any:
+        coming, self._coming = self._coming, None
+        return coming.result() if coming else self._open_session()

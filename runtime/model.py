@@ -1,6 +1,7 @@
 """A loaded bundle: networks, tokenizer and template, shared by all conversations.
 
-Immutable after load; everything that can be known to be wrong is found at load.
+Immutable after load. Files that are missing, damaged or foreign are found at load, also those of
+networks that are opened when a conversation first needs them: vision tower and drafters.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """One graph of a bundle as a session: checked against the manifest, run through IO binding.
 
 Knows ONNX Runtime; knows nothing about what a graph computes. Sessions are shared between
-conversations and threads; a `Binding` belongs to one caller.
+conversations and threads, and hold their weights: what a run may never use is opened `later`. A
+`Binding` belongs to one caller.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +67,30 @@ class Runtime:
 
     def open(self, spec: GraphSpec) -> Graph:
         """Open a graph; `ManifestError` or `ProviderError` says which file and why."""
-        graph = Graph(self._ort, self._session(spec), spec)
-        self._use_huge_pages()
+        graph = self.later(spec)
+        graph.open()
+        return graph
+
+    def later(self, spec: GraphSpec) -> Graph:
+        """A graph that opens itself when it is first used, in whatever thread that is."""
+        graph = Graph(self._ort, partial(self._packed_session, spec), spec)
         self._graphs[Path(spec.file).stem] = graph
         return graph
+
+    def clocks(self) -> dict[str, Clock]:
+        """How long every opened graph has run so far, by its file's name without the suffix."""
+        opened = {name: graph for name, graph in self._graphs.items() if graph.is_open}
+        return {name: replace(graph.clock) for name, graph in opened.items()}
+
+    def _packed_session(self, spec: GraphSpec) -> Any:
+        """A session for many runs, its packed weights behind huge pages where that can be.
+
+        The heap is meant, and what was mapped since this runtime began.
+        """
+        session = self._session(spec)
+        new = huge_pages.without(huge_pages.mapped_memory(), self._mapped_before)
+        huge_pages.move([*huge_pages.heap(), *new])
+        return session
 
     def _session(self, spec: GraphSpec) -> Any:
         path = bundle_file(self._folder, spec.file)
@@ -88,10 +110,6 @@ class Runtime:
         _check_interface(path, spec, session)
         return session
 
-    def clocks(self) -> dict[str, Clock]:
-        """How long every opened graph has run so far, by its file's name without the suffix."""
-        return {name: replace(graph.clock) for name, graph in self._graphs.items()}
-
     def end_profiles(self) -> dict[str, Path]:
         """Stop profiling; the file with every graph's events, by the graph's name."""
         return {name: graph.end_profile() for name, graph in self._graphs.items()}
@@ -107,11 +125,6 @@ class Runtime:
             options.enable_profiling = True
             options.profile_file_prefix = str(self._profiles / graph)
         return options
-
-    def _use_huge_pages(self) -> None:
-        """For the heap and what was mapped since this runtime began: most of it packed weights."""
-        new = huge_pages.without(huge_pages.mapped_memory(), self._mapped_before)
-        huge_pages.move([*huge_pages.heap(), *new])
 
     def _check_available(self, path: Path) -> None:
         available = self._ort.get_available_providers()
@@ -142,18 +155,32 @@ class Runtime:
 
 
 class Graph:
-    """A loaded graph."""
+    """A graph of the bundle; its session is made once, by the first who needs it."""
 
-    def __init__(self, ort: Any, session: Any, spec: GraphSpec) -> None:
+    def __init__(self, ort: Any, make_session: Callable[[], Any], spec: GraphSpec) -> None:
         self._ort = ort
-        self._session = session
+        self._make_session = make_session
+        self._session: Any = None
+        self._opening = threading.Lock()
         self._spec = spec
         self._threads = threading.local()
         self.clock = Clock()
         self.outputs = tuple(o.name for o in spec.outputs)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the session is there, with its weights."""
+        return self._session is not None
+
+    def open(self) -> None:
+        """Make the session unless it is there; the errors are those of `Runtime.open`."""
+        with self._opening:
+            if self._session is None:
+                self._session = self._make_session()
+
     def bind(self) -> Binding:
         """A new set of inputs and outputs for one caller."""
+        self.open()
         return Binding(self._ort, self._session, self.clock)
 
     def end_profile(self) -> Path:

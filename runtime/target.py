@@ -93,7 +93,8 @@ class Target:
         # The head first: while a matrix is packed it is held twice, and this is the largest.
         self.head = Head(runtime.open(graphs["head"]), text.vocab_size, manifest.banned_ids)
         self._graph = runtime.open(graphs["target.portable" if self._portable else "target"])
-        self._vision = runtime.open(graphs["vision"]) if self.config.vision else None
+        # Conversations without pictures do not pay for the tower.
+        self._vision = runtime.later(graphs["vision"]) if self.config.vision else None
 
     @property
     def prefill_rows(self) -> int:

@@ -52,7 +52,7 @@ class MtpNetworks:
 
     def __init__(self, manifest: Manifest, runtime: Runtime, target: Target) -> None:
         self.target = target
-        self._graph: Graph = runtime.open(manifest.graphs["mtp"])
+        self._graph: Graph = runtime.later(manifest.graphs["mtp"])
 
     def new_cache(self, limit: int) -> TargetCache:
         """An empty cache of the head's one layer."""

@@ -5,6 +5,7 @@ Shared and immutable. Knows graphs, rope and heads; knows no cache, no holes and
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from ...models.positions import Ints, visible_block, visible_context
 from ...models.rope import RotaryTable
 from ..binding import Binding
 from ..bundle_files import map_table
-from ..session import Runtime
+from ..session import Graph, Runtime
 from ..target import Head, Target
 from .base import Drafted, DraftSampling
 from .choosers import BestToken, Chooser, SelectorWalk
@@ -81,11 +82,21 @@ class DFlashNetworks:
         self._bindings: WeakKeyDictionary[DraftCache, Binding] = WeakKeyDictionary()
         self._target = target
         self._mask_row = self._scaled(np.array([spec.mask_token_id]))
-        self._inject = runtime.open(graphs[f"{name}.inject"])
-        self._block = runtime.open(graphs[f"{name}.block"])
-        append = runtime.open(graphs[f"{name}.append"])
-        self._writer: RowWriter = GraphWriter(append) if append_by_graph else HostWriter()
-        self.chooser = _open_chooser(name, folder, manifest, runtime, target)
+        parts = ("inject", "block", "head", "projection", *["append"] * append_by_graph)
+        self._graphs = {
+            part: runtime.later(graphs[f"{name}.{part}"])
+            for part in parts
+            if f"{name}.{part}" in graphs
+        }
+        self._inject, self._block = self._graphs["inject"], self._graphs["block"]
+        append = self._graphs.get("append")
+        self._writer: RowWriter = HostWriter() if append is None else GraphWriter(append)
+        self.chooser = _chooser(spec, folder, manifest.banned_ids, self._graphs, target)
+
+    def open(self) -> None:
+        """Open every graph, so that one that is wrong is found before an answer begins."""
+        for graph in self._graphs.values():
+            graph.open()
 
     def new_cache(self, kind: DraftLayer) -> DraftCache:
         """An empty cache for the layers of one mask kind."""
@@ -141,21 +152,23 @@ class DFlashNetworks:
         return self._target.embed(token_ids) * np.float32(self.spec.input_embedding_scale)
 
 
-def _open_chooser(
-    name: str, folder: Path, manifest: Manifest, runtime: Runtime, target: Target
+def _chooser(
+    spec: DraftSpec,
+    folder: Path,
+    banned_ids: Sequence[int],
+    graphs: Mapping[str, Graph],
+    target: Target,
 ) -> Chooser:
-    spec = manifest.drafts[name]
     if spec.selector is not None:
         predecessor = map_table(folder, spec.selector.predecessor)
         successor = map_table(folder, spec.selector.successor)
-        projection = runtime.open(manifest.graphs[f"{name}.projection"])
+        projection = graphs["projection"]
         return SelectorWalk(spec.selector, target.head, projection, predecessor, successor)
     if spec.d2t is None:
         return BestToken(target.head, None)
     target_ids = map_table(folder, spec.d2t)
-    banned = np.flatnonzero(np.isin(target_ids, manifest.banned_ids)).tolist()
-    graph = runtime.open(manifest.graphs[f"{name}.head"])
-    return BestToken(Head(graph, target_ids.size, banned), target_ids)
+    banned = np.flatnonzero(np.isin(target_ids, banned_ids)).tolist()
+    return BestToken(Head(graphs["head"], target_ids.size, banned), target_ids)
 
 
 def _mask(kind: DraftLayer, cache: DraftCache, positions: Ints) -> Float:
