@@ -66,7 +66,6 @@ class MappedRuntime(Runtime):
 
     def _options(self, graph: str) -> Any:
         options = super()._options(graph)
-        options.enable_cpu_mem_arena = False
         # Planning which tensor may take another's place costs more than it saves in one run.
         options.enable_mem_reuse = False
         if graph not in self._packed:

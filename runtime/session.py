@@ -121,6 +121,8 @@ class Runtime:
         options.log_severity_level = 3
         # Spinning pools of several sessions fight for the same cores (ort.md, 5).
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # An arena of its own would keep what a session's largest call took, and twice that.
+        options.enable_cpu_mem_arena = False
         if self._profiles is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(self._profiles / graph)
