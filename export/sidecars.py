@@ -18,6 +18,7 @@ from ..models.fields import Fields, read_json
 from ..models.image_config import ImageConfig
 from ..models.prompt_files import byte_of_char, compile_template, unsupported_decoder
 from .checkpoint import Checkpoint
+from .tokenizer_file import compact
 
 VISION_PAD = "<|vision_pad|>"
 
@@ -51,7 +52,7 @@ def read_sidecars(checkpoint: Checkpoint, target: TargetConfig, max_pixels: int 
     _check_placeholders(tokenizer, path, checkpoint, target)
     banned = _banned_ids(vocab, target)
     return Sidecars(
-        tokenizer_json=content,
+        tokenizer_json=compact(content),
         tokenizer_size=size,
         chat_template=_chat_template(folder),
         image=_image(folder, target, max_pixels),
