@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..models.errors import ContextError, PromptError
@@ -33,7 +34,8 @@ class Generation:
     def __init__(self, conversation: Conversation, plan: PromptPlan, options: GenerateOptions):
         self._conversation = conversation
         self._observers: list[Callable[[Round], None]] = []
-        self._answer = Answer(conversation, plan, options, self._notify)
+        # Not a method of this object: caches would outlive it until the garbage collector comes.
+        self._answer = Answer(conversation, plan, options, partial(_notify, self._observers))
         self._prompt_tokens = plan.num_rows
         self._draft_stats: DraftStats | None = None
         self._deltas = self._run()
@@ -70,10 +72,6 @@ class Generation:
                 yield from self._answer.deltas()
             finally:
                 self._draft_stats = self._count_since(before)
-
-    def _notify(self, record: Round) -> None:
-        for observer in self._observers:
-            observer(record)
 
     def _result(self) -> Result:
         answer = self._answer
@@ -201,6 +199,11 @@ class _Busy:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+def _notify(observers: Sequence[Callable[[Round], None]], record: Round) -> None:
+    for observer in observers:
+        observer(record)
 
 
 def _counts(draft: DraftRunner) -> tuple[int, int, int]:

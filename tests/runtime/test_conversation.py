@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -22,6 +25,21 @@ def test_a_closed_answer_has_no_result(tiny_model: Model) -> None:
     generation.close()
     with pytest.raises(PromptError, match="closed before it finished"):
         generation.result()
+
+
+@pytest.mark.parametrize("draft", ["none", "lookup", "dflash"])
+def test_caches_go_with_their_conversation(tiny_model: Model, draft: str) -> None:
+    """A server that forgets a chat gets its memory back at once, not when cycles are collected."""
+    gc.disable()
+    try:
+        conversation = tiny_model.conversation(draft)
+        generation = conversation.generate("hello", max_new_tokens=4)
+        generation.on_round(lambda record: None).result()
+        cache = weakref.ref(conversation.cache)
+        del conversation, generation
+        assert cache() is None
+    finally:
+        gc.enable()
 
 
 def test_an_interrupt_never_leaves_keys_without_rows(
