@@ -22,11 +22,17 @@ import numpy as np
 from dflash_onnx.models.positions import Position, Row, advancing_positions
 from dflash_onnx.runtime.bundle_files import open_bundle
 from dflash_onnx.runtime.session import Runtime
-from dflash_onnx.runtime.target import Target
+from dflash_onnx.runtime.target import Target, open_head
 from dflash_onnx.runtime.target_cache import TargetCache
 
 WARM_UP = 3
 ATTENTION = "GroupQueryAttention"
+
+
+def open_target(folder: Path, runtime: Runtime) -> Target:
+    """The target alone, without tokenizer and drafters."""
+    manifest = open_bundle(folder)
+    return Target(folder, manifest, runtime, open_head(manifest, runtime))
 
 
 def filled(target: Target, rows: int, spare: int) -> TargetCache:
@@ -60,7 +66,7 @@ def timed(options: argparse.Namespace, rows: int, count: int) -> dict[str, float
     """Median milliseconds of a call, and of its part outside the network."""
     folder = options.bundle
     runtime = Runtime(folder, "cpu", options.threads)
-    target = Target(folder, open_bundle(folder), runtime)
+    target = open_target(folder, runtime)
     cache = filled(target, rows, count)
     seconds, host = call_seconds(runtime, target, cache, count, options.repeats)
     return {"call_ms": 1e3 * median(seconds), "host_ms": 1e3 * median(host)}
@@ -71,7 +77,7 @@ def profiled(options: argparse.Namespace, rows: int, count: int) -> dict[str, fl
     folder = options.bundle
     with tempfile.TemporaryDirectory() as profiles:
         runtime = Runtime(folder, "cpu", options.threads, profiles=Path(profiles))
-        target = Target(folder, open_bundle(folder), runtime)
+        target = open_target(folder, runtime)
         call_seconds(runtime, target, filled(target, rows, count), count, options.repeats)
         events = json.loads(runtime.end_profiles()["target"].read_text())
     by_node: dict[tuple[str, str], list[float]] = defaultdict(list)

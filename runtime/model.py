@@ -30,7 +30,7 @@ from .plan import Media, PlanBuilder, PromptPlan
 from .probe import block_difference
 from .providers import LINEAR_ATTENTION
 from .session import Runtime
-from .target import ImageRows, Target
+from .target import ImageRows, Target, open_head
 from .tokenizer import Tokenizer, encode_chat
 
 
@@ -53,11 +53,14 @@ class Model:
         self.manifest: Manifest = open_bundle(folder)
         self.image_config = _image_config(folder, self.manifest, max_pixels)
         self.context_limit = _limit(context_limit, self.manifest)
-        self.tokenizer = _tokenizer(folder, self.manifest)
         self.template = _template(folder)
         self._runtime = Runtime(folder, provider, threads)
+        # The head first: while a matrix is packed it is held twice, and this is the largest. Then
+        # the tokenizer: the memory that its loading leaves free is filled by the decoder's weights.
+        head = open_head(self.manifest, self._runtime)
+        self.tokenizer = _tokenizer(folder, self.manifest)
         portable = portable or provider not in LINEAR_ATTENTION
-        self.target = Target(folder, self.manifest, self._runtime, portable)
+        self.target = Target(folder, self.manifest, self._runtime, head, portable)
         self.networks = {
             name: DFlashNetworks(
                 name, folder, self.manifest, self._runtime, self.target, append_by_graph

@@ -29,7 +29,7 @@ from .drafters.policy import HolePolicy, HoleSettings
 from .drafters.rows import Float, HostWriter
 from .mapped_runtime import MappedRuntime
 from .selfcheck_values import alive, finite, usable_logits
-from .target import ImageRows, Target, TargetRows
+from .target import ImageRows, Target, TargetRows, open_head
 
 NUM_ROWS = 5
 # Of the largest hidden value: the two forms sum in another order.
@@ -53,7 +53,8 @@ def self_check(folder: Path) -> None:
     # A blocked head that is only mapped is unpacked to floats as a whole, which is larger.
     packed = () if manifest.precision.head in FLOATS else ("head",)
     with MappedRuntime(folder, packed) as runtime:
-        _check(Checked(folder, manifest, runtime, Target(folder, manifest, runtime)))
+        target = Target(folder, manifest, runtime, open_head(manifest, runtime))
+        _check(Checked(folder, manifest, runtime, target))
 
 
 def _check(bundle: Checked) -> None:
@@ -61,7 +62,8 @@ def _check(bundle: Checked) -> None:
     manifest, runtime = bundle.manifest, bundle.runtime
     token_ids, hybrid = _token_ids(manifest), manifest.target.text.linear is not None
     # Before anything runs, since these two are opened meanwhile.
-    portable = Target(bundle.folder, manifest, runtime, portable=True) if hybrid else None
+    head = bundle.target.head
+    portable = Target(bundle.folder, manifest, runtime, head, portable=True) if hybrid else None
     mtp = MtpNetworks(manifest, runtime, bundle.target) if manifest.mtp else None
     image = _check_vision(bundle, vision) if (vision := manifest.target.vision) else None
     rows = _check_target(bundle, token_ids, image)

@@ -73,6 +73,12 @@ class Head:
         return self._graph.run({"hidden": hidden, "rows": rows}, fetch, {"bias": self._bias})
 
 
+def open_head(manifest: Manifest, runtime: Runtime) -> Head:
+    """The target's own head."""
+    graph, text = runtime.open(manifest.graphs["head"]), manifest.target.text
+    return Head(graph, text.vocab_size, manifest.banned_ids)
+
+
 class Target:
     """The target of a bundle; `portable` picks the form of recurrent layers that runs anywhere.
 
@@ -80,7 +86,12 @@ class Target:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, runtime: Runtime, portable: bool = False
+        self,
+        folder: Path,
+        manifest: Manifest,
+        runtime: Runtime,
+        head: Head,
+        portable: bool = False,
     ) -> None:
         graphs = manifest.graphs
         self.config = manifest.target
@@ -90,8 +101,7 @@ class Target:
         self._table = TableFile(folder, manifest.embedding)
         self._rotary = RotaryTable(text.rope)
         self._zeros = np.zeros(0, np.float32)
-        # The head first: while a matrix is packed it is held twice, and this is the largest.
-        self.head = Head(runtime.open(graphs["head"]), text.vocab_size, manifest.banned_ids)
+        self.head = head
         self._graph = runtime.open(graphs["target.portable" if self._portable else "target"])
         # Conversations without pictures do not pay for the tower.
         self._vision = runtime.later(graphs["vision"]) if self.config.vision else None
