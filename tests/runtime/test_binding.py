@@ -38,7 +38,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
     outputs = tuple(TensorSpec(name, "float32", (3,)) for name in OUTPUTS)
-    return Graph(onnxruntime, session, GraphSpec(path.name, "", (), outputs))
+    return Graph(onnxruntime, lambda: session, GraphSpec(path.name, "", (), outputs))
 
 
 @pytest.fixture
