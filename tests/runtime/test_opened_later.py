@@ -21,6 +21,7 @@ from support_images import make_image
 from dflash_onnx.models.errors import ManifestError
 from dflash_onnx.models.manifest import read_manifest, write_manifest
 from dflash_onnx.runtime import Model
+from dflash_onnx.runtime.tokenizer import Tokenizer
 
 PICTURE = make_image(64, 64, 0)
 ALWAYS = {"target", "head"}
@@ -39,6 +40,27 @@ def damage(folder: Path, graph: str) -> None:
     (folder / spec.file).write_bytes(content)
     changed = replace(spec, sha256=hashlib.sha256(content).hexdigest())
     write_manifest(replace(manifest, graphs={**manifest.graphs, graph: changed}), folder)
+
+
+def test_the_largest_matrix_is_packed_while_nothing_else_is_there(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held twice meanwhile: what is loaded before it would come on top of the peak."""
+    made: list[str] = []
+    session, tokenizer = onnxruntime.InferenceSession, Tokenizer.from_file
+
+    def note_session(path: str, *arguments: Any, **options: Any) -> Any:
+        made.append(Path(path).stem)
+        return session(path, *arguments, **options)
+
+    def note_tokenizer(path: Path) -> Tokenizer:
+        made.append(path.stem)
+        return tokenizer(path)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", note_session)
+    monkeypatch.setattr(Tokenizer, "from_file", note_tokenizer)
+    Model(bundle)
+    assert made == ["head", "tokenizer", "target"]
 
 
 def test_plain_text_opens_neither_tower_nor_drafters(bundle: Path) -> None:
