@@ -17,19 +17,12 @@ from typing import Any
 
 from ..models.bundle_path import bundle_file
 from ..models.errors import DflashOnnxError, ManifestError, ProviderError
-from ..models.interfaces import shapes_fit
-from ..models.manifest import GraphSpec, TensorSpec
+from ..models.manifest import GraphSpec
 from . import huge_pages
 from .binding import Array, Binding, Clock
+from .interface_check import check_interface
 from .providers import import_onnxruntime, num_threads, provider_name
 
-# How ONNX Runtime names its element types.
-ELEMENT_TYPES = {
-    "float32": "tensor(float)",
-    "float16": "tensor(float16)",
-    "int64": "tensor(int64)",
-    "int32": "tensor(int32)",
-}
 # Its errors that speak of a graph or weight file; all others are of the provider or the machine.
 # `Fail` is what a weight file that is missing, short or outside the folder gives.
 FILE_FAILURES = {"Fail", "InvalidGraph", "InvalidProtobuf", "NoModel", "NoSuchFile", "NotFound"}
@@ -107,7 +100,7 @@ class Runtime:
         except Exception as error:  # the library raises its own unrelated classes
             raise self._failure(path, error) from error
         self._check_provider(path, session.get_providers())
-        _check_interface(path, spec, session)
+        check_interface(path, spec, session)
         return session
 
     def end_profiles(self) -> dict[str, Path]:
@@ -216,39 +209,6 @@ class Graph:
         if len(held) > MAX_BINDINGS:
             held.popitem(last=False)
         return held[shapes]
-
-
-def _check_interface(path: Path, spec: GraphSpec, session: Any) -> None:
-    """The graph must have exactly the inputs and outputs that the manifest states."""
-    for kind, stated, found in (
-        ("input", spec.inputs, session.get_inputs()),
-        ("output", spec.outputs, session.get_outputs()),
-    ):
-        ours = {t.name: t for t in stated}
-        theirs = {t.name: t for t in found}
-        for name in sorted(ours.keys() | theirs.keys()):
-            if not _same_tensor(ours.get(name), theirs.get(name)):
-                raise ManifestError(
-                    f"{path}: {kind} '{name}' is {_form(theirs.get(name))} in the graph and "
-                    f"{_form(ours.get(name))} in the manifest; the files belong to different "
-                    "exports. Export the bundle again."
-                )
-
-
-def _same_tensor(stated: TensorSpec | None, found: Any) -> bool:
-    if stated is None or found is None:
-        return False
-    same_type = ELEMENT_TYPES.get(stated.dtype) == found.type
-    return same_type and shapes_fit(stated.shape, found.shape)
-
-
-def _form(tensor: Any) -> str:
-    """A tensor of the manifest or of ONNX Runtime, for people."""
-    if tensor is None:
-        return "not there"
-    dtype = tensor.type if hasattr(tensor, "type") else tensor.dtype
-    names = {theirs: ours for ours, theirs in ELEMENT_TYPES.items()}
-    return f"{names.get(dtype, dtype)} {list(tensor.shape)}"
 
 
 def _first_line(error: Exception) -> str:

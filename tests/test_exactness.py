@@ -92,12 +92,8 @@ def one_row_too_many(patch: pytest.MonkeyPatch, prompt_rows: int) -> None:
 
 
 def position_after_a_round_off_by_one(patch: pytest.MonkeyPatch, prompt_rows: int) -> None:
-    right = answer.next_position
-    patch.setattr(
-        answer,
-        "next_position",
-        lambda p: Position(right(p) + (p.shape[1] != prompt_rows)),
-    )
+    right = answer.advanced
+    patch.setattr(answer, "advanced", lambda p, n: Position(right(p, n) + 1))
 
 
 def an_image_counts_as_one_position(patch: pytest.MonkeyPatch, prompt_rows: int) -> None:
