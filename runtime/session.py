@@ -28,6 +28,13 @@ from .providers import import_onnxruntime, num_threads, provider_name
 FILE_FAILURES = {"Fail", "InvalidGraph", "InvalidProtobuf", "NoModel", "NoSuchFile", "NotFound"}
 
 
+# Threads wait awake for the next operator, but neither long nor past a run: pools of several
+# sessions fight for the same cores (ort.md, 5), and so do other programs.
+SPINNING = {
+    "session.intra_op.allow_spinning": "1",
+    "session.intra_op.spin_duration_us": "30",
+    "session.force_spinning_stop": "1",
+}
 # Sets of input shapes that a thread keeps bound for one graph.
 MAX_BINDINGS = 16
 
@@ -112,8 +119,8 @@ class Runtime:
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.log_severity_level = 3
-        # Spinning pools of several sessions fight for the same cores (ort.md, 5).
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for key, value in SPINNING.items():
+            options.add_session_config_entry(key, value)
         # An arena of its own would keep what a session's largest call took, and twice that.
         options.enable_cpu_mem_arena = False
         if self._profiles is not None:
