@@ -55,6 +55,7 @@ class RecurrentState:
         self._new_rows: list[Float] = []
         # Rows for the next call to replay; a masked row changes nothing.
         self._nothing = [np.zeros((idle_rows, linear.replay_width), np.float32) for _ in layers]
+        self._idle_mask = np.zeros(idle_rows, np.float32)
         self._pending: list[Float] = []
 
     @property
@@ -127,7 +128,7 @@ class RecurrentState:
 
     def _replay(self, rows: list[Float]) -> None:
         """Bind rows to replay; those that stand for nothing are masked."""
-        mask = np.full(len(rows[0]), rows is not self._nothing, np.float32)
+        mask = self._idle_mask if rows is self._nothing else np.ones(len(rows[0]), np.float32)
         self._binding.attach("replay_mask", mask, shapes_outputs=False)
         for i, kept in zip(self._layers, rows, strict=True):
             self._binding.attach(f"replay.{i}", kept, shapes_outputs=False)
