@@ -12,9 +12,9 @@ NEWEST = 0.1
 # What a try loses of its weight with every later one, and how many tries the mean counts for.
 FADING, PRIOR = 0.04, 2.0
 # Rounds until a parked drafter is tried again; doubled after every try that does not pay.
-FIRST_PAUSE, LONGEST_PAUSE = 24, 384
-# The very first round pays for allocations, so the curve starts with the second.
-FULL_ROUNDS = 2
+FIRST_PAUSE, LONGEST_PAUSE = 48, 384
+# Rounds before the curve is asked.
+FIRST_ROUNDS = 2
 # A round that accepts such a part of its drafts needs no comparison with plain decoding yet.
 GOOD_SHARE = 0.75
 # A drafter is parked only when it loses by more than times scatter.
@@ -59,8 +59,8 @@ class FixedLength:
 class AdaptiveLength:
     """The length with the most expected tokens per second; none while drafting loses.
 
-    The first rounds draft as many as they may; once drafts are refused, one round drafts none,
-    which gives both ends of the cost curve. Between measured lengths times are interpolated.
+    The first round drafts all that it may, and so does the second unless nothing was right; once
+    drafts are refused, one round drafts none. Between measured lengths times are interpolated.
     """
 
     def __init__(self) -> None:
@@ -106,8 +106,10 @@ class AdaptiveLength:
         return f"auto, now {self._last}{parked}"
 
     def _next(self, most: int) -> int:
-        if most < 1 or self._rounds < FULL_ROUNDS or set(self._seconds) == {0}:
+        if most < 1 or set(self._seconds) == {0}:
             return most
+        if self._rounds < FIRST_ROUNDS:
+            return self._first(most)
         if 0 not in self._seconds:
             return most if self._went_well else 0
         if self._rounds < self._resume_at:
@@ -121,6 +123,10 @@ class AdaptiveLength:
         self._resume_at = self._rounds + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return 0
+
+    def _first(self, most: int) -> int:
+        """All that may be, but not twice where the first time nothing was right."""
+        return most if not self._tried or any(self._accepted) else 1
 
     def _rate(self, length: int) -> float:
         """Expected tokens per second of a round with `length` drafts."""

@@ -112,7 +112,8 @@ class Runtime:
 
     def end_profiles(self) -> dict[str, Path]:
         """Stop profiling; the file with every graph's events, by the graph's name."""
-        return {name: graph.end_profile() for name, graph in self._graphs.items()}
+        opened = {name: graph for name, graph in self._graphs.items() if graph.is_open}
+        return {name: graph.end_profile() for name, graph in opened.items()}
 
     def _options(self, graph: str) -> Any:
         """Session options of the named graph."""

@@ -129,8 +129,8 @@ def test_parks_and_tries_again_ever_more_seldom() -> None:
     for _ in range(2000):
         run.round()
     found = pauses(run.log)
-    assert 20 <= found[0] <= 30 and found == sorted(found) and len(set(found[-2:])) == 1
-    assert all(1.8 < b / a < 2.2 for a, b in zip(found[:4], found[1:5], strict=True))
+    assert 45 <= found[0] <= 55 and found == sorted(found) and len(set(found[-2:])) == 1
+    assert all(1.8 < b / a < 2.2 for a, b in zip(found[:3], found[1:4], strict=True))
     assert sum(run.log[60:]) <= 2 * len(found), "a try is one round, as short as it can be"
     assert "now parked" in run.length.describe()
     assert f"parked for {run.log.count(0) - 1} rounds" in run.length.describe()
@@ -145,7 +145,7 @@ def test_comes_back_when_drafts_are_right_again(curve: str, rounds: int) -> None
         run.round()
     assert run.log[-5:] == [0] * 5
     run.chance = 1.0
-    for _ in range(min(rounds, 384) + 40):
+    for _ in range(min(rounds, 384) + 60):
         run.round()
     assert run.log[-5:] == [MOST] * 5
     assert "now 7" in run.length.describe()
