@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from .conversation import Conversation
 
 
-# Rows of an answer that the cache is given room for before it begins.
-ROOM = 64
-
-
 class Answer:
     """One answer being generated in a conversation."""
 
@@ -103,8 +99,7 @@ class Answer:
         self._pos_next = next_position(self._plan.mrope_positions)
         self.timings.reused_rows = start
         self.timings.prefilled_rows = self._plan.num_rows - start
-        # At once, and with room to begin with: growing by doubling would copy the prompt's rows.
-        self._cache.reserve(self.timings.prefilled_rows + min(self._budget, ROOM))
+        self._cache.prepare(self.timings.prefilled_rows, self._budget)
         asked = self._options.chunk or self._target.prefill_rows
         chunk = min(asked, self._target.max_rows)
         ends = self._plan.message_ends(self._stop_ids, start)[-MAX_SNAPSHOTS:]

@@ -63,7 +63,6 @@ class Runtime:
         self._folder = folder
         self._profiles = profiles
         self._graphs: dict[str, Graph] = {}
-        self._mapped_before = huge_pages.mapped_memory()
 
     def open(self, spec: GraphSpec) -> Graph:
         """Open a graph; `ManifestError` or `ProviderError` says which file and why."""
@@ -83,12 +82,11 @@ class Runtime:
         return {name: replace(graph.clock) for name, graph in opened.items()}
 
     def _packed_session(self, spec: GraphSpec) -> Any:
-        """A session for many runs, its packed weights behind huge pages where that can be.
-
-        The heap is meant, and what was mapped since this runtime began.
-        """
+        """A session for many runs, its packed weights behind huge pages where that can be."""
+        before = huge_pages.mapped_memory()
         session = self._session(spec)
-        new = huge_pages.without(huge_pages.mapped_memory(), self._mapped_before)
+        # The heap too: weights fill what was freed there.
+        new = huge_pages.without(huge_pages.mapped_memory(), before)
         huge_pages.move([*huge_pages.heap(), *new])
         return session
 

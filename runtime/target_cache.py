@@ -18,6 +18,8 @@ from .binding import Binding
 from .recurrent_state import RecurrentState, StateCopy
 
 INITIAL_ROWS = 256
+# Rows of an answer that there is room for before it begins.
+ANSWER_ROWS = 64
 # Copies of recurrent state kept to come back to; each is as large as the state itself.
 MAX_SNAPSHOTS = 2
 
@@ -79,6 +81,11 @@ class TargetCache:
         for i in range(len(self.layers)):
             self._grow_layer(i, capacity)
         self.capacity = capacity
+
+    def prepare(self, prompt_rows: int, answer_rows: int) -> None:
+        """Make room for a prompt at once, and for the beginning of its answer: growing on the way
+        would copy the prompt's rows."""
+        self.reserve(prompt_rows + min(answer_rows, ANSWER_ROWS))
 
     def _grow_layer(self, i: int, capacity: int) -> None:
         """One layer at a time, so that only one is held twice."""
