@@ -19,7 +19,8 @@ INITIAL_ROWS = 64
 class DraftCache:
     """Keys and values [1, kv heads, slots, d] for `num_layers` layers that share one window.
 
-    A sliding window W keeps a ring of W-1 rows, all that a query can see; a full layer grows.
+    Slots double as rows come, for a block reads them all. A sliding window W stops at W-1, all that
+    a query can see, and is a ring from then on.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class DraftCache:
         self.window = window
         self._writer = writer
         self._head = (num_kv_heads, head_dim)
-        capacity = INITIAL_ROWS if window is None else window - 1
+        capacity = self._within_window(INITIAL_ROWS)
         self.keys = [self._buffer(capacity) for _ in range(num_layers)]
         self.values = [self._buffer(capacity) for _ in range(num_layers)]
         self.positions: Ints = np.full(capacity, FREE, np.int64)
@@ -102,6 +103,9 @@ class DraftCache:
             return np.arange(self._used - count, self._used)
         if not count:
             return np.arange(0)
+        needed = self._within_window(self.num_rows + count)
+        if needed > self.positions.size:
+            self._grow(needed)
         # Free slots have the smallest number of all.
         slots = np.sort(np.argpartition(self.positions, count - 1)[:count])
         lost = self.positions[slots]
@@ -113,11 +117,14 @@ class DraftCache:
             self._evicted_below = Position(max(self._evicted_below, int(positions.max()) + 1))
 
     def _grow(self, needed: int) -> None:
-        extra = max(needed, 2 * self.positions.size) - self.positions.size
+        extra = self._within_window(max(needed, 2 * self.positions.size)) - self.positions.size
         self.positions = np.pad(self.positions, (0, extra), constant_values=FREE)
         self.valid = np.pad(self.valid, (0, extra))
         for stores in (self.keys, self.values):
             stores[:] = [np.concatenate([s, self._buffer(extra)], axis=2) for s in stores]
+
+    def _within_window(self, rows: int) -> int:
+        return rows if self.window is None else min(rows, self.window - 1)
 
     def _buffer(self, capacity: int) -> Float:
         heads, width = self._head

@@ -224,3 +224,16 @@ def test_append_graph_equals_host_writes(bundle: Path, policy: HolePolicy) -> No
         found.append(([r.to_json() for r in generation.rounds], stores))
     assert found[0] == found[1]
     assert any(r["drafted"] for r in found[0][0])
+
+
+def test_a_ring_takes_no_more_slots_than_it_needs() -> None:
+    """A block reads every slot, so a short chat must not pay for the whole window."""
+    cache = DraftCache(1, 1, 4, 2048, HostWriter())
+    sizes = []
+    for start in range(0, 4096, 32):
+        rows = [np.full((1, 1, 32, 4), start, np.float32)]
+        cache.append(rows, rows, np.arange(start, start + 32), True)
+        sizes.append(cache.positions.size)
+        cache.check()
+    assert sizes[0] == 64 and sizes[3] == 128 and sizes[-1] == 2047
+    assert cache.num_rows == 2047 and cache.positions.min() == 4096 - 2047
