@@ -116,7 +116,7 @@ def _finished_folder(options: ExportOptions) -> Iterator[Path]:
         yield temporary
         # An export takes long, and something may have got the name since the first look.
         _refuse_existing(options)
-        _put_in_place(temporary, output)
+        _put_in_place(temporary, output, options.force)
     except OSError as error:
         raise ExportError(f"{output} cannot be written: {error}") from error
     finally:
@@ -128,8 +128,9 @@ def _unused_name(output: Path, kind: str) -> Path:
     return output.parent / f".{output.name}.{kind}-{secrets.token_hex(8)}"
 
 
-def _put_in_place(temporary: Path, output: Path) -> None:
-    if output.exists():
+def _put_in_place(temporary: Path, output: Path, force: bool) -> None:
+    # Without --force also what appears between the look and the rename is kept.
+    if force and output.exists():
         _replace(temporary, output)
     else:
         _take_name(temporary, output)

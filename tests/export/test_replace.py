@@ -123,3 +123,13 @@ def test_something_else_under_the_name_is_put_back(
         export_bundle(options(pair, force=True))
     assert (pair / "bundle/thesis.tex").is_file()
     assert leftovers(pair) == ["bundle"]
+
+
+def test_a_name_taken_after_the_last_look(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another export gets there between the last look and the rename; without --force it stays."""
+    made = export_bundle(options(pair))
+    before = (made / "bundle.json").read_bytes()
+    monkeypatch.setattr("dflash_onnx.export.bundle._refuse_existing", lambda options: None)
+    with pytest.raises(ExportError, match="made by another program"):
+        export_bundle(options(pair))
+    assert (made / "bundle.json").read_bytes() == before and leftovers(pair) == ["bundle"]
