@@ -1,6 +1,6 @@
 """Moves large private memory onto huge pages, where Linux offers that to who asks.
 
-A step reads every packed weight once; at 4 bits a seventh of its time went into looking up small
+A step reads every packed weight once; at 4 bits a fifth of its time went into looking up small
 pages. NumPy asks for its own large arrays; here it is done for what a library has allocated. Where
 the kernel cannot, nothing changes. Knows no weights and no sessions.
 """

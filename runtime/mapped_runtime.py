@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..models.manifest import GraphSpec
@@ -39,12 +38,7 @@ class MappedRuntime(Runtime):
     def __enter__(self) -> MappedRuntime:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._openers.shutdown(cancel_futures=True)
 
     def open(self, spec: GraphSpec) -> Graph:
