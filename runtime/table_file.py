@@ -1,13 +1,14 @@
 """Rows of a table that stays in its file: the embedding table is larger than most layers.
 
 Rows are read one by one: a mapped table would become resident page by page, and a fault costs more
-than a small read. Knows no tokens.
+than a small read. Those read lately are kept, for most tokens come again soon. Knows no tokens.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from ..models.bundle_path import bundle_file
 from ..models.errors import ManifestError
 from ..models.manifest import TableSpec
+
+KEPT_ROWS = 1024
 
 
 class TableFile:
@@ -26,7 +29,8 @@ class TableFile:
         self._count, self._width = table.shape
         self._dtype = np.dtype(table.dtype)
         self._offset = table.offset
-        # One place in the file serves all threads.
+        self._kept: OrderedDict[int, NDArray] = OrderedDict()
+        # Conversations in several threads change what is kept, and the place in the file.
         self._lock = threading.Lock()
         try:
             self._file = self._path.open("rb", buffering=0)
@@ -36,15 +40,26 @@ class TableFile:
 
     def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Rows [n, H] in fp32; IndexError for a number past the table."""
-        rows = np.empty((numbers.size, self._width), self._dtype)
         with self._lock:
-            for row, number in zip(rows, numbers.tolist(), strict=True):
-                self._read(row, number)
-        return rows.astype(np.float32, copy=False)
+            rows = [self._row(number) for number in numbers.tolist()]
+        table = np.empty((len(rows), self._width), np.float32)
+        for place, row in zip(table, rows, strict=True):
+            place[:] = row
+        return table
 
-    def _read(self, row: NDArray, number: int) -> None:
+    def _row(self, number: int) -> NDArray:
+        row = self._kept.pop(number, None)
+        if row is None:
+            row = self._read(number)
+        self._kept[number] = row
+        if len(self._kept) > KEPT_ROWS:
+            self._kept.popitem(last=False)
+        return row
+
+    def _read(self, number: int) -> NDArray:
         if not 0 <= number < self._count:
             raise IndexError(f"row {number} of a table of {self._count}")
+        row = np.empty(self._width, self._dtype)
         try:
             self._file.seek(self._offset + number * row.nbytes)
             count = self._file.readinto(row.data)
@@ -52,6 +67,7 @@ class TableFile:
             raise self._unreadable(str(error)) from error
         if count != row.nbytes:
             raise self._unreadable(f"it ends before row {number}")
+        return row
 
     def _unreadable(self, why: str) -> ManifestError:
         return ManifestError(f"{self._path} cannot be read: {why}. Export the bundle again.")

@@ -40,7 +40,7 @@ class Tokenizer:
         self._special_tokens = _longest_first(token for token in added.values() if token.special)
         # Added tokens stand for themselves; only the others are spelled in the byte alphabet.
         self._added = {id: token.content for id, token in added.items()}
-        self._byte_of_char = byte_of_char()
+        self._byte_of_char = str.maketrans(byte_of_char())
         self.special_ids: frozenset[int] = frozenset(self._specials.values())
         self.special_strings: tuple[str, ...] = tuple(self._specials)
 
@@ -76,7 +76,7 @@ class Tokenizer:
         if id in self._added:
             return self._added[id].encode()
         piece = self._library.id_to_token(id)
-        return b"" if piece is None else bytes(self._byte_of_char[char] for char in piece)
+        return b"" if piece is None else piece.translate(self._byte_of_char).encode("latin-1")
 
     def encode(self, text: str, mark: str = "") -> list[int]:
         """Return the ids of `text` less `mark`; a special string broken by it is plain text."""
