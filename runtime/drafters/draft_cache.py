@@ -1,7 +1,7 @@
 """The drafter's K/V rows of one mask kind: slots with a position and a visibility each.
 
 Attention does not care about slot order once keys are rotated, so a full ring simply overwrites
-its smallest positions. Knows positions on the draft's ruler; knows no graphs and no policy.
+its oldest rows. Knows positions on the draft's ruler; knows no graphs and no policy.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class DraftCache:
         self.positions: Ints = np.full(capacity, FREE, np.int64)
         self.valid: NDArray[np.bool_] = np.zeros(capacity, bool)
         self._evicted_below = Position(0)
-        # Slots in use of a cache that grows.
-        self._used = 0
+        # Rows held, and the slot of the next one: rows lie in turn, in the order of positions.
+        self._held = self._next = 0
 
     @property
     def num_rows(self) -> int:
         """Rows held, visible or not."""
-        return int((self.positions != FREE).sum())
+        return self._held
 
     @property
     def num_bytes(self) -> int:
@@ -58,19 +58,24 @@ class DraftCache:
     ) -> None:
         """Store rows [1, kv heads, n, d] of every layer at `positions` [n]."""
         kept = self._newest(positions)
-        slots = self._next_slots(positions.size - kept)
-        if not slots.size:
+        if kept == positions.size:
             return
+        below = self._held and positions[kept] < self.positions[self._next - 1]
+        slots = self._next_slots(positions.size - kept)
         for store, new in zip((*self.keys, *self.values), (*keys, *values), strict=True):
             self._writer.write(store, np.ascontiguousarray(new[:, :, kept:]), slots)
         self.positions[slots] = positions[kept:]
         self.valid[slots] = visible
+        if below:
+            self._sort()
 
     def crop(self, position: Position) -> Hole | None:
         """Drop rows at `position` and beyond; returns rows a ring had already lost before it."""
         dropped = self.positions >= position
-        # Positions only grow, so these are the rows stored last.
-        self._used -= int(dropped.sum())
+        # The last in turn.
+        count = int(dropped.sum())
+        self._held -= count
+        self._next = (self._next - count) % max(1, self.positions.size)
         self.positions[dropped] = FREE
         self.valid[dropped] = False
         if self.window is None:
@@ -95,21 +100,19 @@ class DraftCache:
         return first
 
     def _next_slots(self, count: int) -> Ints:
-        """Slots for `count` rows: the next ones, or a ring's free ones and smallest positions."""
-        if self.window is None:
-            if self._used + count > self.positions.size:
-                self._grow(self._used + count)
-            self._used += count
-            return np.arange(self._used - count, self._used)
-        if not count:
-            return np.arange(0)
-        needed = self._within_window(self.num_rows + count)
+        """Slots for `count` rows: the next ones, in a full ring those of its oldest rows."""
+        needed = self._within_window(self._held + count)
         if needed > self.positions.size:
             self._grow(needed)
-        # Free slots have the smallest number of all.
-        slots = np.sort(np.argpartition(self.positions, count - 1)[:count])
-        lost = self.positions[slots]
-        self._evict(lost[lost != FREE])
+        size = self.positions.size
+        slots = np.arange(self._next, self._next + count)
+        if self._next + count > size:
+            slots %= size
+        if self._held + count > size:
+            lost = self.positions[slots]
+            self._evict(lost[lost != FREE])
+        self._held = min(self._held + count, size)
+        self._next = (self._next + count) % max(1, size)
         return slots
 
     def _evict(self, positions: Ints) -> None:
@@ -122,6 +125,17 @@ class DraftCache:
         self.valid = np.pad(self.valid, (0, extra))
         for stores in (self.keys, self.values):
             stores[:] = [np.concatenate([s, self._buffer(extra)], axis=2) for s in stores]
+        # Only a cache that never lost a row grows.
+        self._next = self._held
+
+    def _sort(self) -> None:
+        """Bring rows in turn again after some came late, as those that fill an old hole do."""
+        order = np.argsort(self.positions)
+        order = np.roll(order, self._held - order.size)
+        self.positions, self.valid = self.positions[order], self.valid[order]
+        for stores in (self.keys, self.values):
+            stores[:] = [store.take(order, axis=2) for store in stores]
+        self._next = self._held % order.size
 
     def _within_window(self, rows: int) -> int:
         return rows if self.window is None else min(rows, self.window - 1)
