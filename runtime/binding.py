@@ -81,18 +81,21 @@ class Binding:
 
     def run(self, fetch: Iterable[str]) -> list[Array]:
         """Run and return copies of the fetched outputs, in the order asked."""
+        return [output.copy() for output in self.run_in_place(fetch)]
+
+    def run_in_place(self, fetch: Iterable[str]) -> list[Array]:
+        """Run and return the fetched outputs' own memory, which the next run writes to."""
         fetch = tuple(fetch)
         if fetch != self._fetch:
             self._fetch = fetch
             self._forget_outputs()
-        if self._outputs is not None:
-            self._timed_run()
-            return [output.copy() for output in self._outputs]
-        if self._shapes is None:
-            return self._first_run()
-        self._outputs = [np.empty(shape, dtype) for shape, dtype in self._shapes]
-        self._bind_outputs([self._value(output) for output in self._outputs])
-        return self.run(fetch)
+        if self._outputs is None:
+            if self._shapes is None:
+                return self._first_run()
+            self._outputs = [np.empty(shape, dtype) for shape, dtype in self._shapes]
+            self._bind_outputs([self._value(output) for output in self._outputs])
+        self._timed_run()
+        return self._outputs
 
     def _first_run(self) -> list[Array]:
         """A run whose output shapes are not known yet."""

@@ -50,7 +50,8 @@ class RecurrentState:
         window = (linear.conv_kernel - 1, linear.conv_width)
         self._states = tuple(np.zeros(state, np.float32) for _ in layers)
         self._windows = tuple(np.zeros(window, np.float32) for _ in layers)
-        # What the last uncertain call computed: convolution inputs, and rows to replay.
+        # What the last uncertain call computed, until its commit: convolution inputs, and rows to
+        # replay.
         self._conv_rows: list[Float] = []
         self._new_rows: list[Float] = []
         # Rows for the next call to replay; a masked row changes nothing.
@@ -74,7 +75,8 @@ class RecurrentState:
         return tuple(f"{name}.{i}" for name in names for i in self._layers)
 
     def finish(self, fetched: list[Float]) -> None:
-        """Take what `begin` asked for; the rows replayed by this call are part of the state now."""
+        """Take what `begin` asked for, in memory that the next call writes to; the rows replayed by
+        this call are part of the state now."""
         count = len(fetched) // 2
         self._conv_rows, self._new_rows = fetched[:count], fetched[count:]
         self._pending = []
@@ -84,7 +86,8 @@ class RecurrentState:
         """Keep the first `num_rows` rows of the last call; all of them if they were certain."""
         for window, rows in zip(self._windows, self._conv_rows, strict=False):
             window[:] = rows[num_rows : num_rows + len(window)]
-        self._pending = [rows[:num_rows] for rows in self._new_rows if num_rows]
+        # Copies: they are read by the call that writes the next ones.
+        self._pending = [rows[:num_rows].copy() for rows in self._new_rows if num_rows]
         self._conv_rows, self._new_rows = [], []
         self.is_whole = True
 

@@ -157,10 +157,11 @@ class Target:
             else:
                 binding.feed(f"deepstack.{k}", deepstack[k])
         kept = cache.state.begin(certain) if cache.state else ()
-        hidden, *rest = binding.run(("hidden", *(f"tap.{i}" for i in taps), *kept))
+        outputs = binding.run_in_place(("hidden", *(f"tap.{i}" for i in taps), *kept))
         if cache.state:
-            cache.state.finish(rest[len(taps) :])
-        return TargetRows(hidden, dict(zip(taps, rest, strict=False)))
+            cache.state.finish(outputs[1 + len(taps) :])
+        hidden, *tapped = (output.copy() for output in outputs[: 1 + len(taps)])
+        return TargetRows(hidden, dict(zip(taps, tapped, strict=True)))
 
     def _nothing(self, shape: tuple[int, ...]) -> Float:
         """Zeros that no call changes, kept for the shape that comes again and again."""

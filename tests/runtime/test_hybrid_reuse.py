@@ -183,7 +183,7 @@ def test_an_interrupted_answer_leaves_no_wrong_state(
     parts = [text(14), end, text(5)]
     conversation = model.conversation("mtp")
     places = {
-        "graph": (conversation.cache.binding, "run"),
+        "graph": (conversation.cache.binding, "run_in_place"),
         "head": (model.target.head, "rows"),
         "commit": (conversation.cache, "commit"),
     }

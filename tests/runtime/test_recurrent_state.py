@@ -81,9 +81,12 @@ def test_a_masked_row_is_no_row(model: Model, portable: Model) -> None:
     the state is that of the accepted rows alone."""
     for one in (model, portable):
         ours, expected = verified(one, 5, 2), verified(one, 5, 2)
-        state = ours.cache.state
-        assert state is not None
-        kept = [rows.base if rows.base is not None else rows for rows in state._pending]
+        whole = Feeder(one)
+        whole.call(IDS[:START], certain=True)
+        whole.call(IDS[START : START + 3] + WRONG[:3], certain=False)
+        state, block = ours.cache.state, whole.cache.state
+        assert state is not None and block is not None
+        kept = block._pending
         mask = np.array([1, 1, 1, 0, 0, 0], np.float32)
         for i, rows in zip(state._layers, kept, strict=True):
             assert len(rows) == 6
@@ -159,14 +162,14 @@ class Interrupted(Exception):
 
 def break_run(cache: Any, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
     """Let the next graph call raise, before it starts or after it has written its buffers."""
-    run = cache.binding.run
+    run = cache.binding.run_in_place
 
     def broken(fetch: Any) -> Any:
         if after:
             run(fetch)
         raise Interrupted
 
-    monkeypatch.setattr(cache.binding, "run", broken)
+    monkeypatch.setattr(cache.binding, "run_in_place", broken)
 
 
 @pytest.mark.parametrize("after", [False, True])
