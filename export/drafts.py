@@ -17,7 +17,6 @@ from ..models.config import TargetConfig
 from ..models.draft_config import MEDIA_ANSWERS, DraftConfig, parse_draft
 from ..models.errors import ExportError
 from ..models.graphs.dflash import build_append, build_block, build_inject
-from ..models.graphs.dflash2 import build_projection
 from ..models.graphs.target import build_head
 from ..models.manifest import DraftSpec, SelectorSpec, TableSpec
 from ..models.stored import StoredTensor
@@ -147,17 +146,14 @@ def write_draft_graphs(
     graphs: GraphWriter,
     num_top: int,
 ) -> None:
-    """Write inject, block, append; DFlash2's projection, or a reduced vocabulary's own head."""
+    """Write inject, block, append, and a reduced vocabulary's own head."""
     config = draft.config
     kinds = tuple(dict.fromkeys(config.layers))
     width, vocab_size = config.hidden_size, config.draft_vocab_size
     graphs.write(f"{draft.name}.inject", build_inject(config, target.text.hidden_size, tensors))
-    graphs.write(f"{draft.name}.block", build_block(config, kinds, tensors))
+    graphs.write(f"{draft.name}.block", build_block(config, kinds, SELECTOR_PROJECTION, tensors))
     graphs.write(f"{draft.name}.append", build_append(config, tensors))
-    if config.selector is not None:
-        projection = build_projection(config, SELECTOR_PROJECTION, tensors)
-        graphs.write(f"{draft.name}.projection", projection)
-    elif vocab_size is not None:
+    if config.selector is None and vocab_size is not None:
         top = min(num_top, vocab_size)
         head = build_head("draft_head", HEAD, width, vocab_size, top, tensors)
         graphs.write(f"{draft.name}.head", head)

@@ -161,11 +161,7 @@ def _draft(manifest: Manifest, draft: DraftSpec) -> Iterator[tuple[str, Interfac
     yield "inject", _inject(draft, width)
     yield "block", _block(draft, width)
     yield "append", _append(draft)
-    if draft.selector is not None:
-        rank = draft.selector.predecessor.shape[-1]
-        projected = (_floats("projected", "rows", rank),)
-        yield "projection", Interface((_floats("hidden", "rows", width),), projected)
-    elif draft.d2t is not None:
+    if draft.d2t is not None:
         vocab_size = draft.d2t.shape[0]
         yield "head", _head(width, vocab_size, min(num_top, vocab_size))
 
@@ -189,7 +185,10 @@ def _block(draft: DraftSpec, width: int) -> Interface:
         *masks,
         *_caches("past_key_values", layers, draft.num_kv_heads, draft.head_dim),
     )
-    return Interface(inputs, (_floats("hidden", "block", width),))
+    outputs = [_floats("hidden", "block", width)]
+    if draft.selector is not None:
+        outputs.append(_floats("projected", "block", draft.selector.predecessor.shape[-1]))
+    return Interface(inputs, tuple(outputs))
 
 
 def _append(draft: DraftSpec) -> Interface:

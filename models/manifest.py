@@ -19,7 +19,7 @@ from .image_config import ImageConfig
 from .precision import Precisions
 from .strict_json import from_json, to_json
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "bundle.json"
 
 

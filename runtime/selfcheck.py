@@ -19,7 +19,7 @@ from ..models.positions import Ints, Position, Row, Span, advancing_positions, b
 from ..models.precision import FLOATS
 from ..models.vision_config import VisionConfig
 from .bundle_files import open_bundle
-from .drafters.base import Observed, Request
+from .drafters.base import BlockRows, Observed, Request
 from .drafters.choosers import BestToken, SelectorWalk
 from .drafters.dflash import DFlash
 from .drafters.draft_cache import DraftCache
@@ -175,10 +175,10 @@ def _check_draft(bundle: Checked, name: str, rows: TargetRows, token_ids: Ints) 
         finite(f"drafter {name} (inject)", array)
     caches = [_check_append(name, networks, kind, keys, values) for kind in networks.kinds]
     anchor, start = int(token_ids[-1]), Position(count)
-    hidden = networks.block(anchor, block_positions(start, networks.block_size), caches)
-    alive(f"drafter {name} (block)", hidden)
+    block = networks.block(anchor, block_positions(start, networks.block_size), caches)
+    alive(f"drafter {name} (block)", block.hidden)
     # Before drafting, since a walk over NaN finds no best candidate.
-    _check_chooser(name, networks, hidden[1:], anchor)
+    _check_chooser(name, networks, block.drafted, anchor)
     drafter = DFlash(name, networks, HoleSettings(HolePolicy.GAP))
     span = Span(Row(0), count, "text", False)
     positions = advancing_positions(Position(0), count)
@@ -222,16 +222,22 @@ def _check_append(
     return by_host
 
 
-def _check_chooser(name: str, networks: DFlashNetworks, hidden: Float, anchor: int) -> None:
+def _check_chooser(name: str, networks: DFlashNetworks, rows: BlockRows, anchor: int) -> None:
     """An argmax over NaN is a token id too, so the numbers behind the ids are looked at."""
     chooser = networks.chooser
     if isinstance(chooser, BestToken):
-        logits = chooser.head.rows(hidden, np.arange(len(hidden)), True).logits
+        logits = chooser.head.rows(rows.hidden, np.arange(len(rows.hidden)), True).logits
         assert logits is not None
         usable_logits(f"drafter {name} (head)", logits)
     if isinstance(chooser, SelectorWalk):
-        values, ids, projected = chooser.candidates(hidden)
-        usable_logits(f"drafter {name} (candidates)", values)
-        finite(f"drafter {name} (candidates)", projected)
-        _, scores = chooser.lattice(hidden, anchor)
-        usable_logits(f"drafter {name} (selector)", scores)
+        assert rows.projected is not None
+        usable_logits(f"drafter {name} (candidates)", chooser.candidates(rows.hidden)[0])
+        finite(f"drafter {name} (candidates)", rows.projected)
+        usable_logits(f"drafter {name} (selector)", _all_scores(chooser, rows, anchor))
+
+
+def _all_scores(walk: SelectorWalk, rows: BlockRows, anchor: int) -> Float:
+    """Scores [n, K] of every candidate after every one that may stand before it."""
+    ids, scorer = walk.scorer(rows)
+    before = [[anchor], *ids[:-1].tolist()]
+    return np.stack([scorer.scores(row, token) for row, ts in enumerate(before) for token in ts])

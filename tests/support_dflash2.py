@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash_onnx.runtime.drafters.base import BlockRows
+
 Array = NDArray[np.float64]
 Tensors = dict[str, np.ndarray]
 
@@ -108,6 +110,12 @@ class Lattice:
             path.append(int(self.ids[t, scores.argmax()]))
             leads.append(-np.diff(np.sort(scores)[-2:][::-1])[0])
         return path, float(min(leads))
+
+
+def block_rows(tensors: Tensors, hidden: np.ndarray) -> BlockRows:
+    """Hidden rows [n, H] as a block's, with the selector's projections of them."""
+    weight = tensors["candidate_selector.hidden_projection.weight"].astype(np.float32)
+    return BlockRows(hidden, hidden @ weight.T)
 
 
 def lattice(

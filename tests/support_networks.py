@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dflash_onnx.models.positions import Row
 from dflash_onnx.runtime import Model
+from dflash_onnx.runtime.drafters.base import BlockRows
 from dflash_onnx.runtime.drafters.draft_cache import DraftCache
 from dflash_onnx.runtime.drafters.networks import DFlashNetworks
 from dflash_onnx.runtime.plan import PromptPlan
@@ -92,6 +93,13 @@ def draft_hidden(
     networks: DFlashNetworks, features: Float, anchor: int, block: int, *, chunk: int = 512
 ) -> Float:
     """Hidden rows [block, H] after context rows of `features` [n, T*H] at positions 0..n-1."""
+    return draft_rows(networks, features, anchor, block, chunk=chunk).hidden
+
+
+def draft_rows(
+    networks: DFlashNetworks, features: Float, anchor: int, block: int, *, chunk: int = 512
+) -> BlockRows:
+    """What a block computes after context rows of `features` [n, T*H] at positions 0..n-1."""
     rows = features.shape[0]
     caches = filled_caches(networks, features, chunk=chunk)
     return networks.block(anchor, np.arange(rows, rows + block), caches)

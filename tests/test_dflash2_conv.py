@@ -108,7 +108,7 @@ def test_earlier_blocks_leave_no_trace(tmp_path: Path, taps: int, group: int) ->
     caches = filled_caches(pair.networks, pair.features(9))
     for size, anchor in ((8, OTHER), (3, 7), (2, 11)):
         pair.networks.draft(anchor, np.arange(9, 9 + size), caches, None)
-    last = pair.networks.block(ANCHOR, np.arange(9, 9 + BLOCK), caches)
+    last = pair.networks.block(ANCHOR, np.arange(9, 9 + BLOCK), caches).hidden
     np.testing.assert_array_equal(last, pair.hidden(9))
 
 

@@ -34,8 +34,13 @@ def build_inject(draft: DraftConfig, tap_width: int, tensors: Tensors) -> ModelP
     return g.model()
 
 
-def build_block(draft: DraftConfig, kinds: tuple[DraftLayer, ...], tensors: Tensors) -> ModelProto:
-    """Embeddings of [anchor, masks] and read-only caches to hidden rows [B, H]."""
+def build_block(
+    draft: DraftConfig, kinds: tuple[DraftLayer, ...], selector: str, tensors: Tensors
+) -> ModelProto:
+    """Embeddings of [anchor, masks] and read-only caches to hidden rows [B, H].
+
+    DFlash2's also come projected [B, r], by the weight named `selector`, for its walk.
+    """
     g = GraphBuilder("block", tensors)
     hidden = g.input("embeds", "float32", ["block", draft.hidden_size])
     tables = ops.rotary_inputs(g, "block", draft.rope.rotary_dim // 2)
@@ -47,6 +52,8 @@ def build_block(draft: DraftConfig, kinds: tuple[DraftLayer, ...], tensors: Tens
         hidden = _layer(g, draft, i, hidden, tables, masks[kind], f"rows_{kind}")
     normed = ops.rms_norm(g, hidden, g.weight("norm.weight"), draft.rms_norm_eps)
     g.output(normed, "hidden", ["block", draft.hidden_size])
+    if draft.selector is not None:
+        g.output(ops.linear(g, normed, selector), "projected", ["block", draft.selector.rank])
     return g.model()
 
 

@@ -1,14 +1,11 @@
-"""What DFlash2 adds to a drafter: the grouped dynamic convolution and the selector's projection.
+"""What DFlash2 adds to a drafter's layers: the grouped dynamic convolution.
 
 The convolution mixes a block row with its left neighbours only; taps stop at the block's start.
 """
 
 from __future__ import annotations
 
-from onnx import ModelProto
-
 from ..draft_config import DraftConfig
-from ..stored import Tensors
 from . import ops
 from .builder import GraphBuilder
 
@@ -63,12 +60,3 @@ def _shifted(g: GraphBuilder, rows: str, tap: int) -> str:
         return rows
     padded = g.op("Pad", rows, g.constant([tap, 0, 0, 0, 0, 0]))
     return ops.slice_axis(g, padded, 0, -tap, 0)
-
-
-def build_projection(draft: DraftConfig, weight: str, tensors: Tensors) -> ModelProto:
-    """Hidden rows [n, H] to the selector's projections [n, r]; candidates are the target head's."""
-    assert draft.selector is not None
-    g = GraphBuilder("projection", tensors)
-    hidden = g.input("hidden", "float32", ["rows", draft.hidden_size])
-    g.output(ops.linear(g, hidden, weight), "projected", ["rows", draft.selector.rank])
-    return g.model()

@@ -62,6 +62,19 @@ class Request:
 
 
 @dataclass(frozen=True)
+class BlockRows:
+    """What a block computed: hidden rows [B, H] and, for DFlash2, their projections [B, r]."""
+
+    hidden: Float
+    projected: Float | None
+
+    @property
+    def drafted(self) -> BlockRows:
+        """The rows of drafted positions, which are all but the anchor's."""
+        return BlockRows(self.hidden[1:], None if self.projected is None else self.projected[1:])
+
+
+@dataclass(frozen=True)
 class Drafted:
     """Drafted ids and, when they were drawn, the distribution each was drawn from."""
 

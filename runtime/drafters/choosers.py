@@ -1,4 +1,4 @@
-"""From a block's hidden rows to drafted ids: best token per row, or DFlash2's candidate walk.
+"""From a block's rows to drafted ids: best token per row, or DFlash2's candidate walk.
 
 Knows heads and tables of a drafter; knows no cache, no positions and no policy.
 """
@@ -13,17 +13,16 @@ from numpy.typing import NDArray
 from ...models.manifest import SelectorSpec
 from ...models.positions import Ints
 from ..sampling import Distribution, Purpose, uniform
-from ..session import Graph
 from ..target import Head
-from .base import Drafted, DraftSampling
+from .base import BlockRows, Drafted, DraftSampling
 
 Float = NDArray[np.float32]
 
 
 class Chooser(Protocol):
-    """Turns hidden rows [n, H] of the drafted positions into ids."""
+    """Turns the n rows of the drafted positions into ids."""
 
-    def choose(self, hidden: Float, anchor: int, sampling: DraftSampling | None) -> Drafted:
+    def choose(self, rows: BlockRows, anchor: int, sampling: DraftSampling | None) -> Drafted:
         """Ids [n]; with `sampling` they may be drawn, and then come with their distributions."""
 
 
@@ -37,9 +36,9 @@ class BestToken:
         self.head = head
         self._target_ids = target_ids
 
-    def choose(self, hidden: Float, anchor: int, sampling: DraftSampling | None) -> Drafted:
+    def choose(self, rows: BlockRows, anchor: int, sampling: DraftSampling | None) -> Drafted:
         """The best id of each row."""
-        ids = self.head.argmax(hidden, np.arange(hidden.shape[0]))
+        ids = self.head.argmax(rows.hidden, np.arange(len(rows.hidden)))
         return Drafted((ids if self._target_ids is None else self._target_ids[ids]).tolist())
 
 
@@ -54,21 +53,19 @@ class SelectorWalk:
         self,
         spec: SelectorSpec,
         head: Head,
-        projection: Graph,
         predecessor: NDArray,
         successor: NDArray,
     ) -> None:
         self._spec = spec
         self._head = head
-        self._projection = projection
         self._predecessor = predecessor
         self._successor = successor
 
-    def candidates(self, hidden: Float) -> tuple[Float, Ints, Float]:
-        """Transformed logits [n, K] and ids [n, K] of each row's candidates, projections [n, r]."""
+    def candidates(self, hidden: Float) -> tuple[Float, Ints]:
+        """Transformed logits [n, K] and ids [n, K] of each row's candidates."""
         best, k = self._head.rows(hidden, np.arange(len(hidden)), False), self._spec.top_k
         values = self._transformed(best.top_values[:, :k])
-        return values, best.top_ids[:, :k], self._projection.run({"hidden": hidden})[0]
+        return values, best.top_ids[:, :k]
 
     def _transformed(self, values: Float) -> Float:
         """Multiplier first, then the cap, as the drafter was trained."""
@@ -79,38 +76,57 @@ class SelectorWalk:
         # A banned id stays at minus infinity.
         return np.where(np.isneginf(values), values, np.tanh(values / cap) * cap)
 
-    def lattice(self, hidden: Float, anchor: int) -> tuple[Ints, Float]:
-        """Candidate ids [n, K], the smallest first, and scores [n, K, K]: of row t's candidate b
-        after row t-1's candidate a; before row 0 stands the anchor alone, for every a."""
-        values, ids, projected = self.candidates(hidden)
-        order = np.argsort(ids, axis=-1)
-        ids = np.take_along_axis(ids, order, axis=-1)
-        values = np.take_along_axis(values, order, axis=-1)
-        before = np.empty_like(ids)
-        before[0], before[1:] = anchor, ids[:-1]
-        predecessors = self._predecessor[before].astype(np.float32) * projected[:, None]
-        successors = self._successor[ids].astype(np.float32)
-        return ids, values[:, None] + predecessors @ successors.transpose(0, 2, 1)
+    def scorer(self, rows: BlockRows) -> tuple[Ints, Scorer]:
+        """Candidate ids [n, K] of n rows, and what scores them."""
+        assert rows.projected is not None
+        values, ids = self.candidates(rows.hidden)
+        return ids, Scorer(values, rows.projected, self._predecessor, self._successor[ids])
 
-    def choose(self, hidden: Float, anchor: int, sampling: DraftSampling | None) -> Drafted:
+    def choose(self, rows: BlockRows, anchor: int, sampling: DraftSampling | None) -> Drafted:
         """Walk the rows from the anchor, each choice being the next row's predecessor."""
-        ids, scores = self.lattice(hidden, anchor)
-        chosen: list[int] = []
-        proposals: list[Distribution] = []
-        place = 0
-        for row in range(len(ids)):
-            after = scores[row, place]
-            if sampling is None:
-                # Of equal scores the first, which has the lowest id.
-                place = int(after.argmax())
-                chosen.append(int(ids[row, place]))
-                continue
-            q = _softmax(ids[row], after, sampling.temperature)
-            index = sampling.first_output_index + row
-            chosen.append(q.token_at(uniform(sampling.rng_seed, index, Purpose.DRAFT)))
-            place = int(np.searchsorted(ids[row], chosen[-1]))
-            proposals.append(q)
-        return Drafted(chosen, proposals if sampling is not None else None)
+        ids, scorer = self.scorer(rows)
+        if sampling is None:
+            return Drafted(_greedy(scorer, ids.tolist(), anchor))
+        return _drawn(scorer, ids, anchor, sampling)
+
+
+class Scorer:
+    """Scores of each row's candidates once the token before them is known."""
+
+    def __init__(
+        self, values: Float, projected: Float, predecessor: NDArray, successors: NDArray
+    ) -> None:
+        self._values = values
+        self._projected = projected
+        self._predecessor = predecessor
+        self._successors = successors.astype(np.float32, copy=False)
+
+    def scores(self, row: int, before: int) -> Float:
+        """Scores [K] at `row` after the token `before`."""
+        mixed = self._predecessor[before] * self._projected[row]
+        return self._values[row] + self._successors[row] @ mixed
+
+
+def _greedy(scorer: Scorer, ids: list[list[int]], anchor: int) -> list[int]:
+    chosen = [anchor]
+    for row, candidates in enumerate(ids):
+        scores = scorer.scores(row, chosen[-1]).tolist()
+        best = max(scores)
+        # Of equal scores the lowest id.
+        chosen.append(min(i for i, s in zip(candidates, scores, strict=True) if s == best))
+    return chosen[1:]
+
+
+def _drawn(scorer: Scorer, ids: Ints, anchor: int, sampling: DraftSampling) -> Drafted:
+    chosen, proposals = [anchor], []
+    for row, candidates in enumerate(ids):
+        by_id = np.argsort(candidates)
+        scores = scorer.scores(row, chosen[-1])[by_id]
+        q = _softmax(candidates[by_id], scores, sampling.temperature)
+        index = sampling.first_output_index + row
+        chosen.append(q.token_at(uniform(sampling.rng_seed, index, Purpose.DRAFT)))
+        proposals.append(q)
+    return Drafted(chosen[1:], proposals)
 
 
 def _softmax(ids: Ints, scores: Float, temperature: float) -> Distribution:

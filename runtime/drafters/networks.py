@@ -20,7 +20,7 @@ from ..binding import Binding
 from ..bundle_files import map_table
 from ..session import Graph, Runtime
 from ..target import Head, Target
-from .base import Drafted, DraftSampling
+from .base import BlockRows, Drafted, DraftSampling
 from .choosers import BestToken, Chooser, SelectorWalk
 from .draft_cache import DraftCache
 from .rows import Float, GraphWriter, HostWriter, RowWriter
@@ -82,7 +82,7 @@ class DFlashNetworks:
         self._bindings: WeakKeyDictionary[DraftCache, Binding] = WeakKeyDictionary()
         self._target = target
         self._mask_row = self._scaled(np.array([spec.mask_token_id]))
-        parts = ("inject", "block", "head", "projection", *["append"] * append_by_graph)
+        parts = ("inject", "block", "head", *["append"] * append_by_graph)
         self._graphs = {
             part: runtime.later(graphs[f"{name}.{part}"])
             for part in parts
@@ -119,11 +119,11 @@ class DFlashNetworks:
         sampling: DraftSampling | None,
     ) -> Drafted:
         """Ids [B-1] drafted by a block of B rows at `positions`, the anchor first."""
-        hidden = self.block(anchor, positions, caches)
-        return self.chooser.choose(hidden[1:], anchor, sampling)
+        rows = self.block(anchor, positions, caches).drafted
+        return self.chooser.choose(rows, anchor, sampling)
 
-    def block(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> Float:
-        """Hidden rows [B, H] of a block, the anchor's included."""
+    def block(self, anchor: int, positions: Ints, caches: list[DraftCache]) -> BlockRows:
+        """What a block of B rows computes, the anchor's row included."""
         binding = self._bindings.get(caches[0])
         if binding is None:
             binding = self._bindings[caches[0]] = self._block.bind()
@@ -136,7 +136,8 @@ class DFlashNetworks:
             for layer, key, value in zip(self._by_kind[i], cache.keys, cache.values, strict=True):
                 binding.attach(f"past_key_values.{layer}.key", key)
                 binding.attach(f"past_key_values.{layer}.value", value)
-        return binding.run(("hidden",))[0]
+        hidden, *projected = binding.run(self._block.outputs)
+        return BlockRows(hidden, projected[0] if projected else None)
 
     def zero_features(self, num_rows: int) -> list[Float]:
         """Feature rows of zeros, which give K = V = 0."""
@@ -162,8 +163,7 @@ def _chooser(
     if spec.selector is not None:
         predecessor = map_table(folder, spec.selector.predecessor)
         successor = map_table(folder, spec.selector.successor)
-        projection = graphs["projection"]
-        return SelectorWalk(spec.selector, target.head, projection, predecessor, successor)
+        return SelectorWalk(spec.selector, target.head, predecessor, successor)
     if spec.d2t is None:
         return BestToken(target.head, None)
     target_ids = map_table(folder, spec.d2t)

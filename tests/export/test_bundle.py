@@ -142,7 +142,7 @@ def test_manifest_roundtrip(pair: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format_version": 1}, ("format_version is 1", "reads 3")),
+        ({"format_version": 1}, ("format_version is 1", "reads 4")),
         ({"format_version": REMOVED}, ("format_version is None",)),
         ({"novelty": 1}, ("unknown key 'novelty'",)),
         ({"image.novelty": 1}, (".image", "unknown key 'novelty'")),

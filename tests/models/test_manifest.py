@@ -106,7 +106,11 @@ DRAFT, SECOND, SELECTOR = ("drafts", "dflash"), ("drafts", "dflash-2"), ("drafts
         (("graphs", "vision"), REMOVED, ("graphs", "'vision'")),
         (("graphs", "dflash.append"), REMOVED, ("graphs", "'dflash.append'")),
         (("graphs", "dflash-2.head"), REMOVED, ("graphs", "'dflash-2.head'")),
-        (("graphs", "dflash2.projection"), REMOVED, ("graphs", "'dflash2.projection'")),
+        (
+            ("graphs", "dflash2.block", "outputs", 1),
+            REMOVED,
+            ("dflash2.block.outputs", "projected"),
+        ),
         (("graphs", "head", "inputs", 1, "dtype"), "int32", ("graphs.head.inputs", "'rows'")),
         (shape("dflash.inject", "outputs", 0, 1), 2, ("dflash.inject.outputs", "'key.0'")),
         (shape("dflash.block", "inputs", 0, 0), 8, ("dflash.block.inputs", "'embeds'")),

@@ -13,8 +13,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support_dflash2 import block_rows
 from support_images import random_features
-from support_networks import draft_hidden, max_difference
+from support_networks import draft_hidden, draft_rows, max_difference
 from tiny_checkpoint import make_draft, make_target
 
 from dflash_onnx.export.bundle import ExportOptions, export_bundle
@@ -88,6 +89,7 @@ class Pair:
         self.networks = self.model.networks["dflash2"]
         head = load_file(folder / "target/model.safetensors")["lm_head.weight"]
         self._weight = torch.from_numpy(head)
+        self.tensors = load_file(folder / "draft/model.safetensors")
         self.reference = load_reference(folder / "draft")
         windows = [layer.self_attn.sliding_window for layer in self.reference.layers]
         assert windows == [layer.window for layer in self.networks.layers]
@@ -192,13 +194,14 @@ def test_walk_equals_zlab(pair: Pair) -> None:
         hidden = pair.hidden(rows, pair.networks.block_size)[1:]
         hidden = hidden[: pair.clear_rows(hidden)]
         compared += len(hidden)
-        values, ids, _ = walk.candidates(hidden)
+        values, ids = walk.candidates(hidden)
+        ours = block_rows(pair.tensors, hidden)
         theirs, candidates, _ = pair.propose(hidden, 0.0)
-        assert walk.choose(hidden, ANCHOR, None).token_ids == theirs
+        assert walk.choose(ours, ANCHOR, None).token_ids == theirs
         np.testing.assert_array_equal(np.sort(ids, axis=1), np.sort(candidates, axis=1))
         expected = np.take_along_axis(pair.logits(hidden), ids, axis=1)
         report(f"c{rows} values", max_difference(values, expected))
-        drawn = walk.choose(hidden, ANCHOR, DraftSampling(0.9, rows, 1))
+        drawn = walk.choose(ours, ANCHOR, DraftSampling(0.9, rows, 1))
         assert drawn.proposals is not None
         q = pair.follow(hidden, 0.9, drawn.token_ids)
         for t, proposal in enumerate(drawn.proposals):
@@ -233,9 +236,11 @@ def test_speculators_layout_equals_zlab_layout(options: dict[str, Any], tmp_path
     first, second = networks["dflash2"], networks["dflash2-2"]
     assert (first.taps, first.layers) == (second.taps, second.layers)
     features = random_features(1, 23, 2 * 64)
-    hidden = [draft_hidden(one, features, ANCHOR, 8) for one in (first, second)]
-    np.testing.assert_array_equal(*hidden)
-    drawn = [one.chooser.choose(hidden[0], 7, DraftSampling(1.0, 2, 3)) for one in (first, second)]
+    blocks = [draft_rows(one, features, ANCHOR, 8) for one in (first, second)]
+    np.testing.assert_array_equal(*(block.hidden for block in blocks))
+    sampling = DraftSampling(1.0, 2, 3)
+    pairs = zip((first, second), blocks, strict=True)
+    drawn = [one.chooser.choose(block, 7, sampling) for one, block in pairs]
     assert drawn[0].token_ids == drawn[1].token_ids
     for one, other in zip(*(d.proposals for d in drawn), strict=True):
         np.testing.assert_array_equal(one.ids, other.ids)

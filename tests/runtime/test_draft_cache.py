@@ -171,7 +171,7 @@ def filled(networks: DFlashNetworks, positions: Ints, chunk: int = 512) -> list[
 
 def hidden_of(networks: DFlashNetworks, start: int, caches: list[DraftCache]) -> Float:
     """The block's hidden rows, for an anchor at `start`."""
-    return networks.block(77, np.arange(start, start + networks.block_size), caches)
+    return networks.block(77, np.arange(start, start + networks.block_size), caches).hidden
 
 
 @pytest.mark.parametrize("shift", [1, 47, 1410, 4000])

@@ -14,12 +14,12 @@ import pytest
 from safetensors.numpy import load_file
 from scipy.stats import chi2
 from support_checkpoint import edit_tensors, export
-from support_dflash2 import Lattice, lattice
+from support_dflash2 import Lattice, block_rows, lattice
 from support_images import random_features
 from tiny_checkpoint import make_draft, make_target
 
 from dflash_onnx.runtime import Model
-from dflash_onnx.runtime.drafters.base import DraftSampling
+from dflash_onnx.runtime.drafters.base import Drafted, DraftSampling
 from dflash_onnx.runtime.drafters.choosers import SelectorWalk
 
 TABLE = "model.language_model.embed_tokens.weight"
@@ -52,6 +52,10 @@ class Walked:
         chooser = self.model.networks["dflash2"].chooser
         assert isinstance(chooser, SelectorWalk)
         self.walk = chooser
+
+    def choose(self, hidden: np.ndarray, anchor: int, sampling: DraftSampling | None) -> Drafted:
+        """Walk over hidden rows as if a block had given them."""
+        return self.walk.choose(block_rows(self.tensors, hidden), anchor, sampling)
 
     def lattice(self, hidden: np.ndarray, anchor: int = ANCHOR, bans: bool = True) -> Lattice:
         return lattice(
@@ -91,13 +95,13 @@ def test_walk_equals_the_lattice(tmp_path: Path, transform: dict[str, float], ti
         hidden = random_features(seed, ROWS, 64)
         anchor = int(np.random.default_rng(seed).integers(512))
         table = walked.lattice(hidden, anchor)
-        values, ids, projected = walked.walk.candidates(hidden)
-        assert values.shape == ids.shape == (ROWS, 6) and projected.shape == (ROWS, 8)
+        values, ids = walked.walk.candidates(hidden)
+        assert values.shape == ids.shape == (ROWS, 6)
         np.testing.assert_array_equal(np.sort(ids, axis=1), table.ids)
         path, lead = table.greedy()
-        assert walked.walk.choose(hidden, anchor, None).token_ids == path
+        assert walked.choose(hidden, anchor, None).token_ids == path
         leads.append(lead)
-        drawn = walked.walk.choose(hidden, anchor, DraftSampling(0.7, seed, 5))
+        drawn = walked.choose(hidden, anchor, DraftSampling(0.7, seed, 5))
         assert drawn.proposals is not None
         for q, scores in zip(drawn.proposals, table.scores(drawn.token_ids), strict=True):
             np.testing.assert_allclose(q.probs, softmax(scores, 0.7), atol=1e-5)
@@ -111,22 +115,22 @@ def test_short_blocks_begin_as_long_ones_do(plain: Walked, rows: int) -> None:
     The ids are the beginning of what the full block gives, greedy or drawn."""
     hidden = random_features(3, ROWS, 64)
     for sampling in (None, DraftSampling(1.0, 9, 4)):
-        whole = plain.walk.choose(hidden, ANCHOR, sampling).token_ids
-        assert plain.walk.choose(hidden[:rows], ANCHOR, sampling).token_ids == whole[:rows]
+        whole = plain.choose(hidden, ANCHOR, sampling).token_ids
+        assert plain.choose(hidden[:rows], ANCHOR, sampling).token_ids == whole[:rows]
 
 
 def test_draws_depend_on_seed_and_output_index_alone(plain: Walked) -> None:
     """The same seed draws the same ids; a walk taken up in the middle goes on as it would have.
     Other seeds and other places in the output draw others."""
     hidden = random_features(5, ROWS, 64)
-    first = plain.walk.choose(hidden, ANCHOR, DraftSampling(1.0, 3, 10)).token_ids
-    assert plain.walk.choose(hidden, ANCHOR, DraftSampling(1.0, 3, 10)).token_ids == first
+    first = plain.choose(hidden, ANCHOR, DraftSampling(1.0, 3, 10)).token_ids
+    assert plain.choose(hidden, ANCHOR, DraftSampling(1.0, 3, 10)).token_ids == first
     for k in range(1, ROWS):
-        rest = plain.walk.choose(hidden[k:], first[k - 1], DraftSampling(1.0, 3, 10 + k))
+        rest = plain.choose(hidden[k:], first[k - 1], DraftSampling(1.0, 3, 10 + k))
         assert rest.token_ids == first[k:]
     for seeds, indices in ((range(20), [10]), ([3], range(20))):
         made = [DraftSampling(1.0, seed, index) for seed in seeds for index in indices]
-        assert len({tuple(plain.walk.choose(hidden, ANCHOR, s).token_ids) for s in made}) > 10
+        assert len({tuple(plain.choose(hidden, ANCHOR, s).token_ids) for s in made}) > 10
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.5])
@@ -136,7 +140,7 @@ def test_draws_have_the_distribution_they_come_with(plain: Walked, temperature: 
     hidden, drawn = random_features(6, 2, 64), Counter()
     for seed in range(3000):
         sampling = DraftSampling(temperature, seed, 1)
-        drawn[tuple(plain.walk.choose(hidden, ANCHOR, sampling).token_ids)] += 1
+        drawn[tuple(plain.choose(hidden, ANCHOR, sampling).token_ids)] += 1
     table = plain.lattice(hidden)
     first = softmax(table.first, temperature)
     want, got = [], []
@@ -167,11 +171,9 @@ def test_placeholders_are_no_candidates(tmp_path: Path, options: dict[str, float
     for seed in range(10):
         hidden = random_features(seed, ROWS, 64)
         assert np.isin(walked.lattice(hidden, bans=False).ids, walked.banned).any(axis=1).all()
-        _, ids, _ = walked.walk.candidates(hidden)
+        _, ids = walked.walk.candidates(hidden)
         assert not np.isin(ids, walked.banned).any()
-        assert (
-            walked.walk.choose(hidden, ANCHOR, None).token_ids == walked.lattice(hidden).greedy()[0]
-        )
+        assert walked.choose(hidden, ANCHOR, None).token_ids == walked.lattice(hidden).greedy()[0]
 
 
 def test_more_candidates_than_tokens(tmp_path: Path) -> None:
@@ -181,9 +183,7 @@ def test_more_candidates_than_tokens(tmp_path: Path) -> None:
     usable = 512 - len(walked.banned)
     for seed in range(5):
         hidden = random_features(seed, ROWS, 64)
-        drafted = [
-            walked.walk.choose(hidden, ANCHOR, s) for s in (None, DraftSampling(9.0, seed, 1))
-        ]
+        drafted = [walked.choose(hidden, ANCHOR, s) for s in (None, DraftSampling(9.0, seed, 1))]
         for ids in (drafted[0].token_ids, drafted[1].token_ids):
             assert not set(ids) & set(walked.banned)
         assert drafted[1].proposals is not None
