@@ -58,11 +58,13 @@ class RecurrentState:
         self._nothing = [np.zeros((idle_rows, linear.replay_width), np.float32) for _ in layers]
         self._idle_mask = np.zeros(idle_rows, np.float32)
         self._pending: list[Float] = []
+        # Memory for them: as long as it stays the same it stays bound.
+        self._aside: list[Float] = []
 
     @property
     def num_bytes(self) -> int:
         """Memory held: one state and window per layer, and the rows kept aside."""
-        aside = (*self._conv_rows, *self._new_rows, *self._pending)
+        aside = (*self._conv_rows, *self._new_rows, *self._aside)
         return sum(array.nbytes for array in (*self._states, *self._windows, *aside))
 
     def begin(self, certain: bool) -> tuple[str, ...]:
@@ -86,10 +88,18 @@ class RecurrentState:
         """Keep the first `num_rows` rows of the last call; all of them if they were certain."""
         for window, rows in zip(self._windows, self._conv_rows, strict=False):
             window[:] = rows[num_rows : num_rows + len(window)]
-        # Copies: they are read by the call that writes the next ones.
-        self._pending = [rows[:num_rows].copy() for rows in self._new_rows if num_rows]
+        if self._new_rows and num_rows:
+            self._keep([rows[:num_rows] for rows in self._new_rows])
         self._conv_rows, self._new_rows = [], []
         self.is_whole = True
+
+    def _keep(self, new: list[Float]) -> None:
+        """Put rows aside for the next call, which writes where they lie now."""
+        if [rows.shape for rows in new] != [rows.shape for rows in self._aside]:
+            self._aside = [np.empty_like(rows) for rows in new]
+        for ours, rows in zip(self._aside, new, strict=True):
+            ours[:] = rows
+        self._pending = self._aside
 
     def copy(self) -> StateCopy:
         """A copy to come back to; only after a certain call, when nothing is left to replay."""

@@ -69,7 +69,8 @@ class SelectorWalk:
 
     def _transformed(self, values: Float) -> Float:
         """Multiplier first, then the cap, as the drafter was trained."""
-        values = values * np.float32(self._spec.output_multiplier)
+        if self._spec.output_multiplier != 1:
+            values = values * np.float32(self._spec.output_multiplier)
         if self._spec.logit_softcap is None:
             return values
         cap = np.float32(self._spec.logit_softcap)

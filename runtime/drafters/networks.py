@@ -6,6 +6,7 @@ Shared and immutable. Knows graphs, rope and heads; knows no cache, no holes and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -177,7 +178,10 @@ def _mask(kind: DraftLayer, cache: DraftCache, positions: Ints) -> Float:
     mask = np.empty((positions.size, slots + positions.size), np.float32)
     seen = visible_context(positions, cache.positions, kind.window, cache.valid)
     np.multiply(~seen, MASKED, out=mask[:, :slots])
-    np.multiply(
-        ~visible_block(positions.size, kind.window, kind.causal), MASKED, out=mask[:, slots:]
-    )
+    mask[:, slots:] = _block_mask(kind, positions.size)
     return mask
+
+
+@lru_cache(maxsize=64)
+def _block_mask(kind: DraftLayer, num_rows: int) -> Float:
+    return ~visible_block(num_rows, kind.window, kind.causal) * MASKED

@@ -237,7 +237,7 @@ def test_memory_is_one_state(model: Model, drafts: int) -> None:
     """Engines that keep a state per draft pay for it with gigabytes; here a round holds one state
     and, until it is committed, the block's rows."""
     ours = verified(model, drafts, 0)
-    # Of an accepted row, until the next call: keys, values and two gates to replay.
+    # Of an accepted row, for the next call: keys, values and two gates to replay.
     waiting = 3 * 4 * (16 + 64 + 8)
     assert ours.cache.state_bytes == STATE_BYTES + waiting == 9600 + 1056
     positions = np.tile(np.arange(10, 11 + drafts), (3, 1))
@@ -245,6 +245,6 @@ def test_memory_is_one_state(model: Model, drafts: int) -> None:
     model.target.forward(ours.cache, embeds, positions, None, (), certain=False)
     # Of a row: 96 channels of the convolution, and keys, values and two gates to replay.
     rows = 3 * 4 * ((drafts + 1) * (96 + 16 + 64 + 8) + 3 * 96)
-    assert ours.cache.state_bytes == STATE_BYTES + rows
+    assert ours.cache.state_bytes == STATE_BYTES + waiting + rows
     ours.cache.commit(1)
     assert ours.cache.state_bytes == STATE_BYTES + waiting
