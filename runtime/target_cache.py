@@ -97,9 +97,11 @@ class TargetCache:
 
     def commit(self, num_new: int) -> None:
         """Keep `num_new` rows that the graph has just written."""
+        # First: after an interrupt the caller knows fewer rows than these, and its crop goes back
+        # to a snapshot.
+        self.num_rows = Row(self.num_rows + num_new)
         if self.state is not None:
             self.state.commit(num_new)
-        self.num_rows = Row(self.num_rows + num_new)
 
     def snapshot(self) -> None:
         """Make the present row one that `crop` can come back to, after rows that were certain."""

@@ -173,7 +173,7 @@ def break_call(
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("number", range(6))
-@pytest.mark.parametrize("where", ["graph", "head", "commit"])
+@pytest.mark.parametrize("where", ["graph", "head", "commit", "state"])
 def test_an_interrupted_answer_leaves_no_wrong_state(
     model: Model, monkeypatch: pytest.MonkeyPatch, where: str, number: int, after: bool
 ) -> None:
@@ -186,6 +186,7 @@ def test_an_interrupted_answer_leaves_no_wrong_state(
         "graph": (conversation.cache.binding, "run_in_place"),
         "head": (model.target.head, "rows"),
         "commit": (conversation.cache, "commit"),
+        "state": (conversation.cache.state, "commit"),
     }
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         break_call(*places[where], number, after, patch)
