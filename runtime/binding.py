@@ -65,19 +65,19 @@ class Binding:
         """
         held = self._inputs.get(name)
         if held is None or held[0] is not array:
-            self._copies.discard(name)
             self._bind_input(name, array, shapes_outputs)
 
     def share(self, input_name: str, output_name: str, array: Array) -> None:
         """Bind one buffer as input and output, so that the graph updates it in place."""
+        self._forget_outputs()
         self.attach(input_name, array)
         self._shared[output_name] = self._inputs[input_name][1]
-        self._forget_outputs()
 
     def unshare(self, output_name: str) -> None:
         """Leave an output to itself again; its input keeps its buffer."""
-        if self._shared.pop(output_name, None) is not None:
+        if output_name in self._shared:
             self._forget_outputs()
+            del self._shared[output_name]
 
     def run(self, fetch: Iterable[str]) -> list[Array]:
         """Run and return copies of the fetched outputs, in the order asked."""
@@ -87,13 +87,14 @@ class Binding:
         """Run and return the fetched outputs' own memory, which the next run writes to."""
         fetch = tuple(fetch)
         if fetch != self._fetch:
-            self._fetch = fetch
             self._forget_outputs()
+            self._fetch = fetch
         if self._outputs is None:
             if self._shapes is None:
                 return self._first_run()
-            self._outputs = [np.empty(shape, dtype) for shape, dtype in self._shapes]
-            self._bind_outputs([self._value(output) for output in self._outputs])
+            outputs = [np.empty(shape, dtype) for shape, dtype in self._shapes]
+            self._bind_outputs([self._value(output) for output in outputs])
+            self._outputs = outputs
         self._timed_run()
         return self._outputs
 
@@ -127,8 +128,11 @@ class Binding:
         if shapes_outputs and (held is None or held[0].shape != array.shape):
             self._forget_outputs()
         value = self._value(array)
-        self._inputs[name] = (array, value)
+        # Unknown until it is bound: after an interrupt in between it must not look bound.
+        self._copies.discard(name)
+        self._inputs.pop(name, None)
         self._binding.bind_ortvalue_input(name, value)
+        self._inputs[name] = (array, value)
 
     def _value(self, array: Array) -> Any:
         return self._ort.OrtValue.ortvalue_from_numpy(array)

@@ -120,6 +120,8 @@ class RecurrentState:
 
     def _bind(self, certain: bool) -> None:
         """Let calls write the state after all rows, or only after those that are replayed."""
+        # Until all of it is bound: an interrupt in between must not look like either.
+        self._bound_as = None
         for i, state, window in zip(self._layers, self._states, self._windows, strict=True):
             self._binding.unshare(f"state_committed.{i}")
             self._binding.unshare(f"state_all.{i}")

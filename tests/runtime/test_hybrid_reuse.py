@@ -173,7 +173,7 @@ def break_call(
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("number", range(6))
-@pytest.mark.parametrize("where", ["graph", "head", "commit", "state"])
+@pytest.mark.parametrize("where", ["graph", "head", "commit", "state", "bind"])
 def test_an_interrupted_answer_leaves_no_wrong_state(
     model: Model, monkeypatch: pytest.MonkeyPatch, where: str, number: int, after: bool
 ) -> None:
@@ -187,6 +187,7 @@ def test_an_interrupted_answer_leaves_no_wrong_state(
         "head": (model.target.head, "rows"),
         "commit": (conversation.cache, "commit"),
         "state": (conversation.cache.state, "commit"),
+        "bind": (conversation.cache.state, "_kept_states"),
     }
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         break_call(*places[where], number, after, patch)
