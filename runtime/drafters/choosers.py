@@ -113,8 +113,9 @@ def _greedy(scorer: Scorer, ids: list[list[int]], anchor: int) -> list[int]:
     for row, candidates in enumerate(ids):
         scores = scorer.scores(row, chosen[-1]).tolist()
         best = max(scores)
-        # Of equal scores the lowest id.
-        chosen.append(min(i for i, s in zip(candidates, scores, strict=True) if s == best))
+        # Of equal scores the lowest id. NaN equals none: where half precision overflowed, any id.
+        equal = (i for i, s in zip(candidates, scores, strict=True) if s == best)
+        chosen.append(min(equal, default=candidates[0]))
     return chosen[1:]
 
 

@@ -190,3 +190,15 @@ def test_more_candidates_than_tokens(tmp_path: Path) -> None:
         for q in drafted[1].proposals:
             assert q.ids.size == usable and not set(q.ids.tolist()) & set(walked.banned)
             assert q.probs.sum() == pytest.approx(1)
+
+
+def test_rows_that_overflowed_are_drafted_all_the_same(plain: Walked) -> None:
+    """A block of half precision may overflow at some text; the next one need not, so the drafter
+    must not be turned off: its ids are worth nothing, and are ids."""
+    hidden = random_features(4, ROWS, 64)
+    rows = block_rows(plain.tensors, hidden)
+    assert rows.projected is not None
+    rows.projected[2] = np.nan
+    drafted = plain.walk.choose(rows, ANCHOR, None).token_ids
+    assert drafted[:2] == plain.choose(hidden, ANCHOR, None).token_ids[:2]
+    assert len(drafted) == ROWS and all(0 <= token < 512 for token in drafted)
