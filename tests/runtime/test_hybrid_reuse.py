@@ -216,3 +216,16 @@ def test_an_interrupt_between_verify_and_commit_loses_no_row(
     assert same_bits(windows(conversation.cache), windows(feeder.cache))
     result = answer(conversation, [words([*keys, 33])])
     assert result.timings.reused_rows == len(keys)
+
+
+def test_rows_to_replay_lie_where_no_call_writes(model: Model) -> None:
+    """Which operator of a graph runs first is not ours to say, so its input must not be its
+    output; the same holds for what a call returns, which the next one must not change."""
+    feeder = Feeder(model)
+    feeder.call(range(20, 30), certain=True)
+    for kept in (2, 2, 3, 1, 1):
+        hidden = feeder.call([40, 41, 42], certain=False, kept=kept)
+        state, written = feeder.cache.state, feeder.cache.binding._outputs or []
+        assert state is not None and len(state._pending) == len(state._layers)
+        for rows in (hidden, *state._pending, *state._windows):
+            assert not any(np.shares_memory(rows, output) for output in written)

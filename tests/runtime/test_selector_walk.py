@@ -19,7 +19,7 @@ from support_images import random_features
 from tiny_checkpoint import make_draft, make_target
 
 from dflash_onnx.runtime import Model
-from dflash_onnx.runtime.drafters.base import Drafted, DraftSampling
+from dflash_onnx.runtime.drafters.base import BlockRows, Drafted, DraftSampling
 from dflash_onnx.runtime.drafters.choosers import SelectorWalk
 
 TABLE = "model.language_model.embed_tokens.weight"
@@ -202,3 +202,14 @@ def test_rows_that_overflowed_are_drafted_all_the_same(plain: Walked) -> None:
     drafted = plain.walk.choose(rows, ANCHOR, None).token_ids
     assert drafted[:2] == plain.choose(hidden, ANCHOR, None).token_ids[:2]
     assert len(drafted) == ROWS and all(0 <= token < 512 for token in drafted)
+
+
+def test_of_equal_scores_the_lowest_id_is_taken(
+    plain: Walked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros score every token alike, in whatever order a head gives the candidates."""
+    hidden, ids = np.zeros((2, 64), np.float32), np.array([[7, 3, 9], [8, 6, 4]])
+    values = np.zeros(ids.shape, np.float32)
+    monkeypatch.setattr(plain.walk, "candidates", lambda rows: (values, ids))
+    rows = BlockRows(hidden, np.zeros((2, 8), np.float32))
+    assert plain.walk.choose(rows, ANCHOR, None).token_ids == [3, 4]

@@ -41,6 +41,18 @@ def test_what_a_caller_does_to_its_rows_changes_no_later_ones(table: TableFile) 
     np.testing.assert_array_equal(table.rows(numbers), VALUES[numbers])
 
 
+def test_rows_used_last_are_kept_and_no_more_than_those(folder: Path, table: TableFile) -> None:
+    """With the file gone empty, whatever can still be read was kept."""
+    table.rows(np.arange(KEPT_ROWS))
+    table.rows(np.array([0, KEPT_ROWS]))
+    (folder / "table.data").write_bytes(b"")
+    kept = np.array([0, *range(2, KEPT_ROWS + 1)])
+    np.testing.assert_array_equal(table.rows(kept), VALUES[kept])
+    for number in (1, KEPT_ROWS + 1):
+        with pytest.raises(ManifestError):
+            table.rows(np.array([number]))
+
+
 def test_threads_share_what_is_kept(table: TableFile) -> None:
     """Each reads all rows in an order of its own, so that every one is put away and read again."""
 
