@@ -71,13 +71,7 @@ class DraftCache:
 
     def crop(self, position: Position) -> Hole | None:
         """Drop rows at `position` and beyond; returns rows a ring had already lost before it."""
-        dropped = self.positions >= position
-        # The last in turn.
-        count = int(dropped.sum())
-        self._held -= count
-        self._next = (self._next - count) % max(1, self.positions.size)
-        self.positions[dropped] = FREE
-        self.valid[dropped] = False
+        self._drop(self.positions >= position)
         if self.window is None:
             return None
         start = max(0, position - (self.window - 1))
@@ -90,6 +84,19 @@ class DraftCache:
         used = self.positions[self.positions != FREE]
         assert len(set(used.tolist())) == used.size, "two rows at one position"
         assert not self.valid[self.positions == FREE].any(), "a free slot is visible"
+
+    def _drop(self, rows: NDArray[np.bool_]) -> None:
+        """Free the slots of rows [slots] that are the last in turn."""
+        self.positions[rows] = FREE
+        self.valid[rows] = False
+        count = int(rows.sum())
+        self._held -= count
+        self._next = (self._next - count) % max(1, self.positions.size)
+        held = int(np.count_nonzero(self.positions != FREE))
+        if held != self._held:
+            # An interrupt came while rows were written or dropped.
+            self._held = held
+            self._sort()
 
     def _newest(self, positions: Ints) -> int:
         """From which row on a ring can hold them at all; those before count as evicted."""
@@ -111,6 +118,8 @@ class DraftCache:
         if self._held + count > size:
             lost = self.positions[slots]
             self._evict(lost[lost != FREE])
+            # Before they are overwritten: an interrupt must not leave half a row in sight.
+            self.positions[slots], self.valid[slots] = FREE, False
         self._held = min(self._held + count, size)
         self._next = (self._next + count) % max(1, size)
         return slots
