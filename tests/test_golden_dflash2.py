@@ -177,7 +177,8 @@ def test_fp16_bundle_stays_near(
     make_bundle: Callable[..., Path], golden: Arrays, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Half-precision weights and selector tables move numbers by rounding only.
-    Hidden rows, and q from the stored hidden rows along the greedy path; both do move."""
+    Hidden rows, and q along the greedy path from the candidates of the stored hidden rows and the
+    projections of ours; both do move."""
     networks, key = networks_of(load(make_bundle, precision="fp16"), kind), f"{kind}.c23b8"
     expected = golden[f"{key}.hidden"]
     block = draft_rows(networks, features(networks, 23), ANCHOR, 8)

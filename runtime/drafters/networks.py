@@ -184,4 +184,6 @@ def _mask(kind: DraftLayer, cache: DraftCache, positions: Ints) -> Float:
 
 @lru_cache(maxsize=64)
 def _block_mask(kind: DraftLayer, num_rows: int) -> Float:
-    return ~visible_block(num_rows, kind.window, kind.causal) * MASKED
+    mask = ~visible_block(num_rows, kind.window, kind.causal) * MASKED
+    mask.setflags(write=False)
+    return mask
