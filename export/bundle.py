@@ -18,7 +18,8 @@ from ..models.errors import ExportError
 from ..models.precision import PRECISIONS, choose
 from .checkpoint import Checkpoint
 from .drafts import open_drafts, refuse_own_tables
-from .sidecars import read_sidecars
+from .sidecars import TOKENIZER, read_sidecars
+from .tokenizer_file import TokenizerFacts, read_tokenizer
 from .writer import BundleWriter
 
 
@@ -65,15 +66,21 @@ def _check_precision(part: str, value: str | None) -> None:
         )
 
 
-def export_bundle(options: ExportOptions, check: Callable[[Path], None] | None = None) -> Path:
+def export_bundle(
+    options: ExportOptions,
+    check: Callable[[Path], None] | None = None,
+    tokenizer: Callable[[], TokenizerFacts] | None = None,
+) -> Path:
     """Write the bundle and return its folder; `check` inspects it before it gets its name.
 
-    Raises `ExportError` (or what `check` raises); then the destination is as it was.
+    `tokenizer` gives what another process reads of the target's (see `tokenizer_process`). Raises
+    `ExportError` (or what `check` raises); then the destination is as it was.
     """
     _refuse_existing(options)
     checkpoint = Checkpoint(options.target)
     target = parse_target(checkpoint.config, checkpoint.config_file)
-    sidecars = read_sidecars(checkpoint, target, options.max_pixels)
+    facts = tokenizer() if tokenizer else read_tokenizer(checkpoint.folder / TOKENIZER)
+    sidecars = read_sidecars(checkpoint, target, facts, options.max_pixels)
     drafts = open_drafts(options.drafts, target, options.draft_media)
     for draft in drafts:
         refuse_own_tables(draft, checkpoint, target)

@@ -1,26 +1,25 @@
-"""The small files beside a target's weights: tokenizer, chat template, processor, stop ids.
+"""The small files beside a target's weights: chat template, processor, stop ids.
 
-Reads them with the errors a user needs; copies nothing and knows no tensors.
+Reads them with the errors a user needs, and holds them against the tokenizer; copies nothing and
+knows no tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jinja2 import TemplateSyntaxError
-from tokenizers import Tokenizer
 
 from ..models.config import TargetConfig
 from ..models.errors import ExportError
 from ..models.fields import Fields, read_json
 from ..models.image_config import ImageConfig
-from ..models.prompt_files import byte_of_char, compile_template, unsupported_decoder
+from ..models.prompt_files import compile_template
 from .checkpoint import Checkpoint
-from .tokenizer_file import compact
+from .tokenizer_file import TokenizerFacts
 
-VISION_PAD = "<|vision_pad|>"
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -35,75 +34,37 @@ class Sidecars:
     banned_ids: tuple[int, ...]
 
 
-def read_sidecars(checkpoint: Checkpoint, target: TargetConfig, max_pixels: int | None) -> Sidecars:
-    """Read and check all side files of a target checkpoint."""
-    folder = checkpoint.folder
-    path = folder / "tokenizer.json"
-    content = _content(path)
-    tokenizer = _tokenizer(path, content)
-    vocab = tokenizer.get_vocab(with_added_tokens=True)
-    _check_alphabet(vocab, tokenizer, path)
-    size = len(vocab)
-    if size > target.text.vocab_size:
+def read_sidecars(
+    checkpoint: Checkpoint, target: TargetConfig, tokenizer: TokenizerFacts, max_pixels: int | None
+) -> Sidecars:
+    """Read and check all side files of a target checkpoint, against its tokenizer."""
+    path = checkpoint.folder / TOKENIZER
+    if tokenizer.size > target.text.vocab_size:
         raise ExportError(
-            f"{path} has {size} entries but the head has only {target.text.vocab_size} columns; "
-            "tokenizer and weights belong to different models."
+            f"{path} has {tokenizer.size} entries but the head has only {target.text.vocab_size} "
+            "columns; tokenizer and weights belong to different models."
         )
     _check_placeholders(tokenizer, path, checkpoint, target)
-    banned = _banned_ids(vocab, target)
+    banned = _banned_ids(tokenizer, target)
     return Sidecars(
-        tokenizer_json=compact(content),
-        tokenizer_size=size,
-        chat_template=_chat_template(folder),
-        image=_image(folder, target, max_pixels),
+        tokenizer_json=tokenizer.content,
+        tokenizer_size=tokenizer.size,
+        chat_template=_chat_template(checkpoint.folder),
+        image=_image(checkpoint.folder, target, max_pixels),
         stop_ids=_stop_ids(checkpoint, target, banned),
         banned_ids=banned,
     )
 
 
-def _content(path: Path) -> bytes:
-    if not path.is_file():
-        raise ExportError(f"{path} is missing; save the tokenizer in its fast format there.")
-    return path.read_bytes()
-
-
-def _tokenizer(path: Path, content: bytes) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception
-        raise ExportError(f"{path} is not a readable tokenizer: {error}") from None
-    decoder = unsupported_decoder(tokenizer)
-    if decoder is not None:
-        raise ExportError(
-            f"{path} has the decoder {decoder}, but only ByteLevel tokenizers are supported; "
-            "use the tokenizer.json that belongs to the checkpoint."
-        )
-    return tokenizer
-
-
-def _check_alphabet(vocab: Mapping[str, int], tokenizer: Tokenizer, path: Path) -> None:
-    """Tokens that are not added ones must be spelled in the byte-level alphabet."""
-    added, alphabet = tokenizer.get_added_tokens_decoder(), byte_of_char().keys()
-    # Nearly all pieces pass, so the characters are looked at all together first.
-    strange = set("".join(vocab)) - alphabet
-    for piece in (p for p in vocab if strange and not strange.isdisjoint(p)):
-        if vocab[piece] not in added:
-            raise ExportError(
-                f"{path} spells token {vocab[piece]} as {piece!r}, which is not in the byte-level "
-                "alphabet; use the tokenizer.json that belongs to the checkpoint."
-            )
-
-
 def _check_placeholders(
-    tokenizer: Tokenizer, path: Path, checkpoint: Checkpoint, target: TargetConfig
+    tokenizer: TokenizerFacts, path: Path, checkpoint: Checkpoint, target: TargetConfig
 ) -> None:
     """Placeholders must be special tokens: only those can never come from a user's text."""
-    added = tokenizer.get_added_tokens_decoder()
     for name, token in asdict(target.special).items() if target.special else ():
-        if token not in added or not added[token].special:
+        if token not in tokenizer.special:
             raise ExportError(
                 f"{checkpoint.config_file} says that {name}_token_id is {token}, but in {path} "
-                f"that is {tokenizer.id_to_token(token)!r} and no special token; one of the two "
+                f"that is {tokenizer.spelling(token)!r} and no special token; one of the two "
                 "files belongs to another model."
             )
 
@@ -182,10 +143,9 @@ def _stop_fields(checkpoint: Checkpoint) -> Fields:
     return places[0].otherwise(*places[1:])
 
 
-def _banned_ids(vocab: Mapping[str, int], target: TargetConfig) -> tuple[int, ...]:
+def _banned_ids(tokenizer: TokenizerFacts, target: TargetConfig) -> tuple[int, ...]:
     """Placeholders, which stand for pixels, and head columns that no token belongs to."""
     banned = set(asdict(target.special).values()) if target.special else set()
-    if target.special and VISION_PAD in vocab:
-        banned.add(vocab[VISION_PAD])
-    banned |= set(range(target.text.vocab_size)).difference(vocab.values())
-    return tuple(sorted(banned))
+    if target.special and tokenizer.vision_pad is not None:
+        banned.add(tokenizer.vision_pad)
+    return tuple(sorted(banned | tokenizer.missing(target.text.vocab_size)))

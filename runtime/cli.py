@@ -11,23 +11,26 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn, TextIO
 
 from ..models.errors import DflashOnnxError
-from . import cli_bench, cli_demo, cli_export, cli_info, cli_run
 
+# Each has a module of its own.
+COMMANDS = ("demo", "export", "run", "bench", "info")
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 130, 143
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of some commands; the modules of others are not imported."""
     parser = argparse.ArgumentParser(
         prog="dflash-onnx",
         description="DFlash speculative decoding for vision-language models on ONNX Runtime.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (cli_demo, cli_export, cli_run, cli_bench, cli_info):
+    for name in names:
+        module = import_module(f".cli_{name}", __package__)
         command = module.add_parser(commands)
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
         command.set_defaults(execute=module.execute)
@@ -36,7 +39,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns 0, 1 for an error, 2 for wrong usage (by argparse)."""
-    options = build_parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    named = [name for name in COMMANDS if name in arguments[:1]]
+    options = build_parser(named or COMMANDS).parse_args(arguments)
     _speak_utf8(sys.stdout, sys.stderr)
     signal.signal(signal.SIGTERM, _terminate)
     try:

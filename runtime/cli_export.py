@@ -1,15 +1,22 @@
-"""The export command: options in, a checked bundle out. Imports `export` only when it runs."""
+"""The export command: options in, a checked bundle out.
+
+Imports `export` and the self-check only when it runs, while the tokenizer is already being read.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..models.draft_config import MEDIA_ANSWERS
 from ..models.manifest import read_manifest
 from ..models.precision import PRECISIONS
-from .selfcheck import self_check
+
+if TYPE_CHECKING:
+    from ..export.bundle import ExportOptions
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -49,25 +56,41 @@ def _add_precisions(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> None:
     """Export, check, and say what was written."""
-    from ..export.bundle import ExportOptions, export_bundle
+    from ..export.tokenizer_process import reading
 
-    output = export_bundle(
-        ExportOptions(
-            target=options.target,
-            output=options.output,
-            drafts=tuple(options.draft),
-            precision=options.precision,
-            head_precision=options.head_precision,
-            draft_precision=options.draft_precision,
-            vision_precision=options.vision_precision,
-            draft_media=options.draft_media,
-            max_pixels=options.max_pixels,
-            force=options.force,
-            progress=True,
-        ),
-        None if options.skip_check else self_check,
-    )
+    with reading(options.target / "tokenizer.json") as tokenizer:
+        from ..export.bundle import export_bundle
+
+        check = None if options.skip_check else _loaded_check()
+        output = export_bundle(_export_options(options), check, tokenizer)
     _report(output, options.json)
+
+
+def _loaded_check() -> Callable[[Path], None]:
+    """The self-check, with what it runs on: that it is missing is found before the weights."""
+    from .providers import import_onnxruntime
+    from .selfcheck import self_check
+
+    import_onnxruntime()
+    return self_check
+
+
+def _export_options(options: argparse.Namespace) -> ExportOptions:
+    from ..export.bundle import ExportOptions
+
+    return ExportOptions(
+        target=options.target,
+        output=options.output,
+        drafts=tuple(options.draft),
+        precision=options.precision,
+        head_precision=options.head_precision,
+        draft_precision=options.draft_precision,
+        vision_precision=options.vision_precision,
+        draft_media=options.draft_media,
+        max_pixels=options.max_pixels,
+        force=options.force,
+        progress=True,
+    )
 
 
 def _report(output: Path, as_json: bool) -> None:

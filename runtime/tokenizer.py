@@ -15,8 +15,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from ..models.byte_level import byte_of_char, unsupported_decoder
 from ..models.errors import ManifestError, PromptError
-from ..models.prompt_files import byte_of_char, unsupported_decoder
 from .chat import ChatTemplate, choose_mark, guard
 
 

@@ -68,6 +68,24 @@ def test_runtime_does_not_import_export_at_load() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_a_command_line_does_not_wait_for_libraries() -> None:
+    """The export begins to read the tokenizer before NumPy and ONNX Runtime are there."""
+    code = (
+        "import sys, dflash_onnx.runtime.cli as cli, dflash_onnx.export.tokenizer_process\n"
+        "cli.build_parser(['export'])\n"
+        "sys.exit(bool({'numpy', 'onnx', 'onnxruntime', 'jinja2', 'PIL'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_public_names_are_there() -> None:
+    """They are imported when they are asked for; another name is an error as ever."""
+    import dflash_onnx.runtime as package
+
+    assert all(getattr(package, name).__name__ == name for name in package.__all__)
+    assert not hasattr(package, "Nothing")
+
+
 def test_position_arithmetic_lives_in_one_file() -> None:
     """Casting an int to a Position or Row is arithmetic; few files outside positions.py do it."""
     allowed = {
