@@ -9,7 +9,8 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -24,6 +25,34 @@ MAX_UNHASHED = 4
 def num_workers() -> int:
     """Threads that pay on this machine."""
     return min(os.cpu_count() or 1, MAX_WORKERS)
+
+
+@contextmanager
+def workers(count: int) -> Iterator[Executor]:
+    """Threads that end with the block; work that none of them has begun is then cancelled."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def some_at_once(
+    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], most: int
+) -> list[Result]:
+    """Results in the order of `items`, of which each is taken when its work begins.
+
+    After an error no other item is taken; of several errors the first in order is raised.
+    """
+    all_begun: list[Future[Result]] = []
+    for item in items:
+        all_begun.append(pool.submit(function, item))
+        running = [future for future in all_begun if not future.done()]
+        if len(running) >= most:
+            wait(running, return_when=FIRST_COMPLETED)
+        if any(future.done() and future.exception() for future in all_begun):
+            break
+    return [future.result() for future in all_begun]
 
 
 def in_order(

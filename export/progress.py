@@ -6,6 +6,7 @@ A bar on a terminal, one line per file in a log, nothing for a caller that did n
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,10 @@ from tqdm import tqdm
 
 
 class Progress:
-    """Told which file is begun and how many bytes have been written; says nothing itself."""
+    """Told which file is begun and how many bytes have been written; says nothing itself.
+
+    Bytes are added by several threads.
+    """
 
     def begin(self, file: str, num_bytes: int) -> None:
         """A data file of about `num_bytes` comes next."""
@@ -35,10 +39,12 @@ class Bar(Progress):
 
     def __init__(self, bar: tqdm) -> None:
         self._bar = bar
+        self._moving = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
         """Move the bar."""
-        self._bar.update(num_bytes)
+        with self._moving:
+            self._bar.update(num_bytes)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ one writes: the bytes are those of a single thread. Peak memory is a few blocks 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..models.manifest import DataFile
 from ..models.precision import FLOATS
 from ..models.stored import StoredTensor
 from .checkpoint import Block, TensorInfo, blocks_of, read_block
-from .parallel import Digest, in_order, num_workers
+from .parallel import Digest, in_order
 from .quantise import pack_blocks, pack_rows, packed_width
 
 # Page alignment lets a runtime map a tensor instead of copying it.
@@ -33,22 +33,28 @@ Result = TypeVar("Result")
 
 
 class DataWriter:
-    """Writes one `.data` file; `tensors` says where everything went."""
+    """Writes one `.data` file with the threads of `pool`; `tensors` says where everything went."""
 
-    def __init__(self, folder: Path, file: str, precision: str, progress: Callable[[int], None]):
+    def __init__(
+        self,
+        folder: Path,
+        file: str,
+        precision: str,
+        progress: Callable[[int], None],
+        pool: Executor,
+    ) -> None:
         self.file = file
         self.tensors: dict[str, StoredTensor] = {}
         self._precision = precision
         self._progress = progress
         self._handle = (folder / file).open("wb")
         self._digest = Digest()
-        self._pool = ThreadPoolExecutor(num_workers())
+        self._pool = pool
 
     def __enter__(self) -> DataWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
         self._digest.close()
         self._handle.close()
 

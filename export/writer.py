@@ -9,7 +9,8 @@ import hashlib
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -30,9 +31,10 @@ from ..models.manifest import (
 from ..models.precision import FLOATS, Precisions
 from ..models.stored import StoredTensor
 from .checkpoint import Checkpoint, TensorInfo
+from .data_files import DataJob, Written, write_data
 from .drafts import Draft, draft_spec, table_spec, write_draft_graphs, write_draft_weights
 from .graphs import GraphWriter
-from .progress import Progress, progress
+from .progress import progress
 from .sidecars import Sidecars
 from .store import DataWriter
 from .weights import (
@@ -81,11 +83,17 @@ class BundleWriter:
         plan = target_plan(checkpoint, target, self._precisions)
         sources = (checkpoint, *(d.checkpoint for d in drafts))
         total = sum(self._num_bytes(source.tensors.values()) for source in sources)
+        jobs = [*self._target_jobs(plan), *(self._draft_job(draft, target) for draft in drafts)]
         with progress(self._progress, total) as bar:
-            for file, found in plan.items():
-                self._write_data(file, found, self._file_precision(file), bar)
-            digest = self._digest(checkpoint)
-            specs = {d.name: self._write_draft(d, target, digest, bar) for d in drafts}
+            written = write_data(self._folder, jobs, bar)
+        self._files = {file: found.summary for file, found in written.items()}
+        for file in plan:
+            self._tensors |= written[file].tensors
+        digest = self._digest(checkpoint, plan)
+        specs = {
+            draft.name: self._write_draft(draft, target, digest, written[_data_file(draft)])
+            for draft in drafts
+        }
         taps = tuple(sorted({i for d in drafts for i in d.config.target_layer_ids}))
         selectors = (d.config.selector for d in drafts)
         most = max([NUM_TOP, *(s.top_k for s in selectors if s)])
@@ -95,13 +103,15 @@ class BundleWriter:
         self._write_sidecar("chat_template.jinja", sidecars.chat_template.encode("utf-8"))
         write_manifest(self._manifest(target, sidecars, taps, digest, specs), self._folder)
 
-    def _write_data(self, file: str, found: Found, precision: str, bar: Progress) -> None:
-        bar.begin(file, self._num_bytes(info for _, infos in found for info in infos))
-        with DataWriter(self._folder, file, precision, bar.add) as writer:
-            for want, infos in found:
-                writer.add(want.name, infos, want.shape, want.matrix)
-            self._tensors |= writer.tensors
-            self._files[file] = writer.summary()
+    def _target_jobs(self, plan: dict[str, Found]) -> Iterator[DataJob]:
+        for file, found in plan.items():
+            size = self._num_bytes(info for _, infos in found for info in infos)
+            yield DataJob(file, self._file_precision(file), size, partial(_fill, found))
+
+    def _draft_job(self, draft: Draft, target: TargetConfig) -> DataJob:
+        size = self._num_bytes(draft.checkpoint.tensors.values())
+        fill = partial(write_draft_weights, draft, target)
+        return DataJob(_data_file(draft), self._precisions.draft, size, fill)
 
     def _file_precision(self, file: str) -> str:
         chosen = self._precisions
@@ -118,15 +128,10 @@ class BundleWriter:
         self._sidecars[name] = DataFile(len(content), hashlib.sha256(content).hexdigest())
 
     def _write_draft(
-        self, draft: Draft, target: TargetConfig, digest: str, bar: Progress
+        self, draft: Draft, target: TargetConfig, digest: str, data: Written
     ) -> DraftSpec:
-        file = f"{draft.name}.data"
-        bar.begin(file, self._num_bytes(draft.checkpoint.tensors.values()))
-        with DataWriter(self._folder, file, self._precisions.draft, bar.add) as writer:
-            write_draft_weights(draft, target, writer)
-            self._files[file] = writer.summary()
-        write_draft_graphs(draft, target, writer.tensors, self._graphs, NUM_TOP)
-        return draft_spec(draft, writer.tensors, self._files[file].sha256, digest)
+        write_draft_graphs(draft, target, data.tensors, self._graphs, NUM_TOP)
+        return draft_spec(draft, data.tensors, data.summary.sha256, digest)
 
     def _write_target_graphs(self, target: TargetConfig, taps: tuple[int, ...]) -> None:
         text, tensors = target.text, self._tensors
@@ -175,16 +180,25 @@ class BundleWriter:
             mtp="mtp.data" in self._files,
         )
 
-    def _digest(self, checkpoint: Checkpoint) -> str:
-        """Identity of the target: its configuration and every weight byte written."""
+    def _digest(self, checkpoint: Checkpoint, files: Iterable[str]) -> str:
+        """Identity of the target: its configuration and every byte of its files."""
         source = json.dumps(checkpoint.config, sort_keys=True)
-        source += "".join(file.sha256 for file in self._files.values())
+        source += "".join(self._files[file].sha256 for file in files)
         return hashlib.sha256(source.encode()).hexdigest()
 
     def _num_bytes(self, tensors: Iterable[TensorInfo]) -> int:
         """About how large tensors are when written, for the progress."""
         width = {"fp32": 4, "fp16": 2}.get(self._precisions.target, 1)
         return width * sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _fill(found: Found, writer: DataWriter) -> None:
+    for want, infos in found:
+        writer.add(want.name, infos, want.shape, want.matrix)
+
+
+def _data_file(draft: Draft) -> str:
+    return f"{draft.name}.data"
 
 
 def target_plan(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from dflash_onnx.export.checkpoint import scan
+from dflash_onnx.export.parallel import workers
 from dflash_onnx.export.quantise import pack_blocks, pack_rows
 from dflash_onnx.export.store import DataWriter
 from dflash_onnx.models.errors import ExportError
@@ -133,7 +134,7 @@ def write(folder: Path, parts: list[Float], form: str, chunk: int = 2**24) -> St
         infos += scan(folder / f"{i}.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dflash_onnx.export.checkpoint.BLOCK_BYTES", chunk)
-        with DataWriter(folder, "w.data", form, lambda _: None) as writer:
+        with workers(2) as pool, DataWriter(folder, "w.data", form, lambda _: None, pool) as writer:
             writer.add("w", infos, matrix=True)
     return writer.tensors["w"]
 
