@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..models.config import parse_target
@@ -18,7 +19,7 @@ from ..models.errors import ExportError
 from ..models.precision import PRECISIONS, choose
 from .checkpoint import Checkpoint
 from .drafts import open_drafts, refuse_own_tables
-from .sidecars import TOKENIZER, read_sidecars
+from .sidecars import TOKENIZER, make_sidecars, read_prompt_files
 from .tokenizer_file import TokenizerFacts, read_tokenizer
 from .writer import BundleWriter
 
@@ -79,8 +80,8 @@ def export_bundle(
     _refuse_existing(options)
     checkpoint = Checkpoint(options.target)
     target = parse_target(checkpoint.config, checkpoint.config_file)
-    facts = tokenizer() if tokenizer else read_tokenizer(checkpoint.folder / TOKENIZER)
-    sidecars = read_sidecars(checkpoint, target, facts, options.max_pixels)
+    read = tokenizer or partial(read_tokenizer, checkpoint.folder / TOKENIZER)
+    files = read_prompt_files(checkpoint.folder, target, options.max_pixels)
     drafts = open_drafts(options.drafts, target, options.draft_media)
     for draft in drafts:
         refuse_own_tables(draft, checkpoint, target)
@@ -92,7 +93,9 @@ def export_bundle(
             options.vision_precision,
         )
         writer = BundleWriter(folder, precisions, options.progress)
-        writer.write(checkpoint, target, sidecars, drafts)
+        writer.write(
+            checkpoint, target, lambda: make_sidecars(checkpoint, target, files, read()), drafts
+        )
         if check is not None:
             check(folder)
     return options.output

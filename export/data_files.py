@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..models.manifest import DataFile
 from ..models.stored import StoredTensor
 from .parallel import num_workers, some_at_once, workers
 from .progress import Progress
 from .store import DataWriter
+
+Other = TypeVar("Other")
 
 # A file is written by one thread; that of a float copy waits for the system most of its time.
 FILES_AT_ONCE = 2
@@ -35,8 +37,13 @@ class Written(NamedTuple):
     summary: DataFile
 
 
-def write_data(folder: Path, jobs: Sequence[DataJob], bar: Progress) -> dict[str, Written]:
-    """Write files into a folder; what is in each, in the order of the jobs."""
+def write_data(
+    folder: Path, jobs: Sequence[DataJob], bar: Progress, meanwhile: Callable[[], Other]
+) -> tuple[dict[str, Written], Other]:
+    """Write files into a folder; what is in each, in the order of the jobs.
+
+    `meanwhile` is called once the first are being written; with its error they end.
+    """
 
     def begun() -> Iterator[DataJob]:
         for job in jobs:
@@ -51,5 +58,5 @@ def write_data(folder: Path, jobs: Sequence[DataJob], bar: Progress) -> dict[str
                 job.fill(writer)
                 return Written(writer.tensors, writer.summary())
 
-        written = some_at_once(files, write, begun(), FILES_AT_ONCE)
-    return dict(zip((job.file for job in jobs), written, strict=True))
+        written, other = some_at_once(files, write, begun(), FILES_AT_ONCE, meanwhile)
+    return dict(zip((job.file for job in jobs), written, strict=True)), other

@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import islice
 from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 # More gain nothing: one thread writes the file that all of them fill.
 MAX_WORKERS = 8
@@ -38,21 +40,30 @@ def workers(count: int) -> Iterator[Executor]:
 
 
 def some_at_once(
-    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], most: int
-) -> list[Result]:
+    pool: Executor,
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    most: int,
+    meanwhile: Callable[[], Other],
+) -> tuple[list[Result], Other]:
     """Results in the order of `items`, of which each is taken when its work begins.
 
-    After an error no other item is taken; of several errors the first in order is raised.
+    `meanwhile` is called here as soon as the first have begun. After an error no other item is
+    taken; of several errors the first in order is raised, and that of `meanwhile` at once.
     """
-    all_begun: list[Future[Result]] = []
-    for item in items:
-        all_begun.append(pool.submit(function, item))
-        running = [future for future in all_begun if not future.done()]
-        if len(running) >= most:
-            wait(running, return_when=FIRST_COMPLETED)
-        if any(future.done() and future.exception() for future in all_begun):
-            break
-    return [future.result() for future in all_begun]
+    coming = iter(items)
+    begun = [pool.submit(function, item) for item in islice(coming, most)]
+    other = meanwhile()
+    while _wait_for_room(begun, most) and (item := next(coming, None)) is not None:
+        begun.append(pool.submit(function, item))
+    return [future.result() for future in begun], other
+
+
+def _wait_for_room(begun: list[Future[Result]], most: int) -> bool:
+    """Wait until fewer than `most` are at work; whether all is well."""
+    while len(running := [future for future in begun if not future.done()]) >= most:
+        wait(running, return_when=FIRST_COMPLETED)
+    return not any(future.done() and future.exception() for future in begun)
 
 
 def in_order(

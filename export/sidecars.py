@@ -17,9 +17,17 @@ from ..models.fields import Fields, read_json
 from ..models.image_config import ImageConfig
 from ..models.prompt_files import compile_template
 from .checkpoint import Checkpoint
-from .tokenizer_file import TokenizerFacts
+from .tokenizer_file import TokenizerFacts, require_tokenizer
 
 TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class PromptFiles:
+    """What is read beside the tokenizer, which takes longer."""
+
+    chat_template: str
+    image: ImageConfig | None
 
 
 @dataclass(frozen=True)
@@ -34,10 +42,16 @@ class Sidecars:
     banned_ids: tuple[int, ...]
 
 
-def read_sidecars(
-    checkpoint: Checkpoint, target: TargetConfig, tokenizer: TokenizerFacts, max_pixels: int | None
+def read_prompt_files(folder: Path, target: TargetConfig, max_pixels: int | None) -> PromptFiles:
+    """Read and check the small files of a target checkpoint; the tokenizer must only be there."""
+    require_tokenizer(folder / TOKENIZER)
+    return PromptFiles(_chat_template(folder), _image(folder, target, max_pixels))
+
+
+def make_sidecars(
+    checkpoint: Checkpoint, target: TargetConfig, files: PromptFiles, tokenizer: TokenizerFacts
 ) -> Sidecars:
-    """Read and check all side files of a target checkpoint, against its tokenizer."""
+    """All side files of a target checkpoint, which must fit its tokenizer."""
     path = checkpoint.folder / TOKENIZER
     if tokenizer.size > target.text.vocab_size:
         raise ExportError(
@@ -49,8 +63,8 @@ def read_sidecars(
     return Sidecars(
         tokenizer_json=tokenizer.content,
         tokenizer_size=tokenizer.size,
-        chat_template=_chat_template(checkpoint.folder),
-        image=_image(checkpoint.folder, target, max_pixels),
+        chat_template=files.chat_template,
+        image=files.image,
         stop_ids=_stop_ids(checkpoint, target, banned),
         banned_ids=banned,
     )

@@ -42,10 +42,15 @@ class TokenizerFacts(NamedTuple):
         return Tokenizer.from_buffer(self.content).id_to_token(token)
 
 
-def read_tokenizer(path: Path) -> TokenizerFacts:
-    """Read and check a tokenizer.json; `ExportError` says what a user must know."""
+def require_tokenizer(path: Path) -> None:
+    """`ExportError` if there is no such file."""
     if not path.is_file():
         raise ExportError(f"{path} is missing; save the tokenizer in its fast format there.")
+
+
+def read_tokenizer(path: Path) -> TokenizerFacts:
+    """Read and check a tokenizer.json; `ExportError` says what a user must know."""
+    require_tokenizer(path)
     try:
         found = _with_short_merges(path.read_bytes())
         content = _written(found)

@@ -9,7 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -76,16 +76,19 @@ class BundleWriter:
         self,
         checkpoint: Checkpoint,
         target: TargetConfig,
-        sidecars: Sidecars,
+        coming_sidecars: Callable[[], Sidecars],
         drafts: list[Draft],
     ) -> None:
-        """Write everything; raises `ExportError` for the first thing that does not fit."""
+        """Write everything; raises `ExportError` for the first thing that does not fit.
+
+        The sidecars are asked for once weights are being written.
+        """
         plan = target_plan(checkpoint, target, self._precisions)
         sources = (checkpoint, *(d.checkpoint for d in drafts))
         total = sum(self._num_bytes(source.tensors.values()) for source in sources)
         jobs = [*self._target_jobs(plan), *(self._draft_job(draft, target) for draft in drafts)]
         with progress(self._progress, total) as bar:
-            written = write_data(self._folder, jobs, bar)
+            written, sidecars = write_data(self._folder, jobs, bar, coming_sidecars)
         self._files = {file: found.summary for file, found in written.items()}
         for file in plan:
             self._tensors |= written[file].tensors

@@ -83,7 +83,7 @@ def test_items_are_taken_when_their_work_begins() -> None:
             yield item
 
     with workers(2) as pool:
-        assert some_at_once(pool, work, items(), 2) == list(range(12))
+        assert some_at_once(pool, work, items(), 2, lambda: "b") == (list(range(12)), "b")
     assert most_running == 2
 
 
@@ -97,8 +97,26 @@ def test_nothing_is_begun_after_an_error() -> None:
         raise ValueError(item)
 
     with workers(2) as pool, pytest.raises(ValueError, match="0"):
-        some_at_once(pool, failing, range(9), 2)
+        some_at_once(pool, failing, range(9), 2, lambda: None)
     assert begun == [0, 1]
+
+
+def test_other_work_is_done_meanwhile() -> None:
+    """When as many items as may have begun; its error ends them all."""
+    begun, going_on = threading.Barrier(3), threading.Event()
+
+    def work(item: int) -> None:
+        begun.wait(10)
+        going_on.wait(10)
+        raise ValueError("of the items")
+
+    def meanwhile() -> None:
+        begun.wait(10)
+        going_on.set()
+        raise ValueError("of the other")
+
+    with workers(2) as pool, pytest.raises(ValueError, match="of the other"):
+        some_at_once(pool, work, range(9), 2, meanwhile)
 
 
 def test_digest_is_that_of_all_bytes_in_order() -> None:
@@ -169,7 +187,7 @@ def test_an_interrupt_ends_files_that_are_being_written(tmp_path: Path) -> None:
 
     jobs = [DataJob(f"{name}.data", "fp32", 0, fill) for name in "abc"]
     with pytest.raises(KeyboardInterrupt):
-        write_data(tmp_path, jobs, Interrupting())
+        write_data(tmp_path, jobs, Interrupting(), lambda: None)
     assert threading.active_count() == before
     assert (tmp_path / "b.data").stat().st_size < 900 * 4 * 4000 * 640
 

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates that could not be used later are found before a weight is written.
+"""Tokenizers and chat templates that could not be used later are found before or with the weights.
 
 Every message names the checkpoint's own file, with and without the self-check.
 """
