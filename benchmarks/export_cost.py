@@ -28,10 +28,11 @@ INT4 = ["int4_block_size=32", "int4_accuracy_level=4"]
 
 
 def our_export(options: argparse.Namespace, output: Path) -> list[str]:
-    """Our command line, with the check that it does by default."""
+    """Our command line, by default with the check that it makes."""
     program = "import sys; from dflash_onnx.runtime.cli import main; sys.exit(main())"
     paths = ["export", str(options.checkpoint), "-o", str(output)]
-    return [sys.executable, "-c", program, *paths, "--precision", options.precision]
+    check = ["--skip-check"] if options.skip_check else []
+    return [sys.executable, "-c", program, *paths, "--precision", options.precision, *check]
 
 
 def genai_export(options: argparse.Namespace, output: Path) -> list[str]:
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="folder for what is exported")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter with the peer")
     parser.add_argument("--precision", choices=("fp32", "int4"), default="fp32")
+    parser.add_argument("--skip-check", action="store_true", help="as the builder, which has none")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of the runs")
     parser.add_argument("--prompt-tokens", type=int, default=512)
@@ -129,6 +131,7 @@ def main() -> None:
     report = {
         "checkpoint": options.checkpoint.name,
         "precision": options.precision,
+        "self_check": not options.skip_check,
         "load": [load, os.getloadavg()[0]],
         "export": exported | {"ours/peer": ratios(exported)},
         "run": ran | {"ours/peer": ratios(ran)},

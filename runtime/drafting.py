@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from operator import index
 from typing import TypeVar
 
@@ -68,7 +67,7 @@ class DraftRunner:
 
     def _drafted(self, request: Request) -> Proposal:
         allowed = min(request.max_drafts, self.drafter.max_drafts)
-        proposal = self.drafter.propose(replace(request, max_drafts=allowed))
+        proposal = self.drafter.propose(request._replace(max_drafts=allowed))
         ids = [index(t) for t in proposal.token_ids[:allowed]]
         bad = next((i for i, t in enumerate(ids) if self._refused(t)), len(ids))
         proposals = proposal.proposals

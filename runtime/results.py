@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..models.positions import Hole, Position, Row
 
 FinishReason = Literal["stop", "length"]
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """New text that is safe to show, and the token ids emitted since the last delta."""
 
     text: str

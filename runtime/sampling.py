@@ -7,9 +7,11 @@ head has already set banned tokens to -inf.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +31,7 @@ class Purpose(IntEnum):
     DRAFT = 3
 
 
-@dataclass(frozen=True, eq=False)
-class HeadRows:
+class HeadRows(NamedTuple):
     """A head's answers at n positions, bans already -inf: top_values [n, K] descending with ties
     lowest id first, their top_ids [n, K], and all logits [n, V] or None."""
 
@@ -44,8 +45,9 @@ class History:
 
     def __init__(self, prompt_counts: Ids) -> None:
         self._in_prompt = prompt_counts > 0
-        self._output_counts = np.zeros_like(prompt_counts)
         self._output: list[int] = []
+        # Written for every token, read under penalties only.
+        self._output_counts: Counter[int] = Counter()
 
     @classmethod
     def start(cls, prompt_ids: Iterable[int], vocab_size: int) -> History:
@@ -57,8 +59,10 @@ class History:
 
     def push(self, token: int) -> None:
         """Append one output token; raises IndexError for an id past the vocabulary."""
+        if token >= self._in_prompt.size:
+            raise IndexError(f"token {token} of a vocabulary of {self._in_prompt.size}")
         self._output_counts[token] += 1
-        self._output.append(int(token))
+        self._output.append(token)
 
     def pop(self) -> None:
         """Take the newest output token back; raises IndexError when there is none."""
@@ -66,8 +70,10 @@ class History:
 
     def seen(self) -> tuple[Ids, Ids]:
         """The ids met in prompt or output, ascending [m], and their counts in the output [m]."""
-        ids = np.flatnonzero(self._in_prompt | (self._output_counts > 0))
-        return ids, self._output_counts[ids]
+        counts = np.zeros(self._in_prompt.size, np.int64)
+        counts[list(self._output_counts)] = list(self._output_counts.values())
+        ids = np.flatnonzero(self._in_prompt | (counts > 0))
+        return ids, counts[ids]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,7 @@ from .target_cache import TargetCache
 Float = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class TargetRows:
+class TargetRows(NamedTuple):
     """One forward call's output: hidden [n, H] after the final norm, taps {layer: [n, H]}."""
 
     hidden: Float

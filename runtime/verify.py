@@ -7,7 +7,7 @@ made; the caller commits the tokens it keeps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from .sampling import Distribution, HeadRows, Purpose, Sampler, uniform
 _Judge = Callable[[int, int], int | None]
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The accepted drafts followed by one bonus token, and how many drafts were accepted."""
 
     tokens: tuple[int, ...]

@@ -63,7 +63,7 @@ class LoggingHead:
         answer = self._head.rows(hidden, rows, True)
         assert answer.logits is not None
         self.last = answer.logits
-        return answer if with_logits else replace(answer, logits=None)
+        return answer if with_logits else answer._replace(logits=None)
 
 
 class LoggingTarget:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ from ..sampling import Distribution
 Float = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Observed:
+class Observed(NamedTuple):
     """Committed target rows of one span: ids [n], M-RoPE positions [3, n], taps {layer: [n, H]}.
 
     `span` is the whole span, of which these rows may be a slice. `embeds` [n, H] is what the
@@ -44,8 +43,7 @@ class DraftSampling:
     first_output_index: int
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """Draft up to `max_drafts` tokens after `anchor`, whose row and position come next.
 
     `tokens` is everything so far, prompt and output, the anchor last; `output_index` is the
@@ -61,8 +59,7 @@ class Request:
     sampling: DraftSampling | None = None
 
 
-@dataclass(frozen=True)
-class BlockRows:
+class BlockRows(NamedTuple):
     """What a block computed: hidden rows [B, H] and, for DFlash2, their projections [B, r]."""
 
     hidden: Float
@@ -74,16 +71,14 @@ class BlockRows:
         return BlockRows(self.hidden[1:], None if self.projected is None else self.projected[1:])
 
 
-@dataclass(frozen=True)
-class Drafted:
+class Drafted(NamedTuple):
     """Drafted ids and, when they were drawn, the distribution each was drawn from."""
 
     token_ids: list[int]
     proposals: list[Distribution] | None = None
 
 
-@dataclass(frozen=True)
-class Proposal:
+class Proposal(NamedTuple):
     """What was drafted; where the block started on the draft's ruler, if it has one."""
 
     token_ids: list[int]
