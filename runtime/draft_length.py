@@ -13,6 +13,8 @@ NEWEST = 0.1
 FADING, PRIOR = 0.04, 2.0
 # Rounds until a parked drafter is tried again; doubled after every try that does not pay.
 FIRST_PAUSE, LONGEST_PAUSE = 48, 384
+# A parked drafter waits at least until what it lost is such a part of the time since then.
+LOSS = 0.05
 # Rounds before the curve is asked.
 FIRST_ROUNDS = 2
 # A round that accepts such a part of its drafts needs no comparison with plain decoding yet.
@@ -71,6 +73,8 @@ class AdaptiveLength:
         self._pause = FIRST_PAUSE
         self._resume_at = 0
         self._parked_rounds = 0
+        # What rounds with drafts took since the last pause, and the tokens they gave.
+        self._drafting_seconds, self._drafting_tokens = 0.0, 0
         self._last = 0
         self._went_well = False
 
@@ -92,6 +96,9 @@ class AdaptiveLength:
             # Slowly upwards: most long rounds were interrupted by something else.
             seconds = known + NEWEST * (min(seconds, 2 * known) - known)
         self._seconds[drafted] = seconds
+        if drafted:
+            self._drafting_seconds += seconds
+            self._drafting_tokens += accepted + 1
         if drafted and accepted == drafted:
             # A try that went well is worth another one soon.
             self._pause = FIRST_PAUSE
@@ -120,9 +127,15 @@ class AdaptiveLength:
             return best
         if self._rounds == self._resume_at and self._resume_at:
             return best  # a try after a pause, as cheap as the curve says
-        self._resume_at = self._rounds + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._park()
         return 0
+
+    def _park(self) -> None:
+        plain_steps = self._drafting_seconds / self._seconds[0]
+        enough = (plain_steps - self._drafting_tokens) / LOSS
+        self._resume_at = self._rounds + max(self._pause, min(int(enough), LONGEST_PAUSE))
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._drafting_seconds, self._drafting_tokens = 0.0, 0
 
     def _first(self, most: int) -> int:
         """All that may be, but not twice where the first time nothing was right."""

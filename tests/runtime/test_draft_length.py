@@ -19,6 +19,7 @@ from dflash_onnx.runtime import Model, Result
 from dflash_onnx.runtime.draft_length import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
+    LOSS,
     AdaptiveLength,
     DraftLength,
     FixedLength,
@@ -142,6 +143,17 @@ def test_parks_and_tries_again_ever_more_seldom() -> None:
     assert sum(run.log[60:]) <= 2 * len(found), "a try is one round, as short as it can be"
     assert "now parked" in run.length.describe()
     assert f"parked for {run.log.count(0) - 1} rounds" in run.length.describe()
+
+
+@pytest.mark.parametrize("row", [0.5, 0.8])
+def test_what_was_dear_is_tried_later(row: float) -> None:
+    """4-bit weights make rows dear, and so are the first rounds of a useless drafter: it is left
+    alone until what they lost is a twentieth of the time."""
+    run = Simulation(AdaptiveLength(), lambda n: (row * n, 1 + row * n), 0.0)
+    while not pauses(run.log):
+        run.round()
+    lost = sum(sum(run.curve(drafts)) - 1 for drafts in run.log[:3])
+    assert FIRST_PAUSE < int(lost / LOSS) - 1 <= pauses(run.log)[0] <= int(lost / LOSS) + 1
 
 
 @pytest.mark.parametrize("curve", ["rows are nearly free", "drafts come one by one"])
