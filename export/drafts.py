@@ -153,7 +153,7 @@ def write_draft_graphs(
     graphs.write(f"{draft.name}.inject", build_inject(config, target.text.hidden_size, tensors))
     graphs.write(f"{draft.name}.block", build_block(config, kinds, SELECTOR_PROJECTION, tensors))
     graphs.write(f"{draft.name}.append", build_append(config, tensors))
-    if config.selector is None and vocab_size is not None:
+    if vocab_size is not None:
         top = min(num_top, vocab_size)
         head = build_head("draft_head", HEAD, width, vocab_size, top, tensors)
         graphs.write(f"{draft.name}.head", head)

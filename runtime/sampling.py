@@ -7,7 +7,6 @@ head has already set banned tokens to -inf.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -45,9 +44,8 @@ class History:
 
     def __init__(self, prompt_counts: Ids) -> None:
         self._in_prompt = prompt_counts > 0
+        self._output_counts = np.zeros_like(prompt_counts)
         self._output: list[int] = []
-        # Written for every token, read under penalties only.
-        self._output_counts: Counter[int] = Counter()
 
     @classmethod
     def start(cls, prompt_ids: Iterable[int], vocab_size: int) -> History:
@@ -59,10 +57,8 @@ class History:
 
     def push(self, token: int) -> None:
         """Append one output token; raises IndexError for an id past the vocabulary."""
-        if token >= self._in_prompt.size:
-            raise IndexError(f"token {token} of a vocabulary of {self._in_prompt.size}")
         self._output_counts[token] += 1
-        self._output.append(token)
+        self._output.append(int(token))
 
     def pop(self) -> None:
         """Take the newest output token back; raises IndexError when there is none."""
@@ -70,10 +66,8 @@ class History:
 
     def seen(self) -> tuple[Ids, Ids]:
         """The ids met in prompt or output, ascending [m], and their counts in the output [m]."""
-        counts = np.zeros(self._in_prompt.size, np.int64)
-        counts[list(self._output_counts)] = list(self._output_counts.values())
-        ids = np.flatnonzero(self._in_prompt | (counts > 0))
-        return ids, counts[ids]
+        ids = np.flatnonzero(self._in_prompt | (self._output_counts > 0))
+        return ids, self._output_counts[ids]
 
 
 @dataclass(frozen=True, eq=False)
