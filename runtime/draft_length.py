@@ -61,8 +61,8 @@ class FixedLength:
 class AdaptiveLength:
     """The length with the most expected tokens per second; none while drafting loses.
 
-    The first round drafts all that it may, and so does the second unless nothing was right; once
-    drafts are refused, one round drafts none. Between measured lengths times are interpolated.
+    The first round drafts one token, the next all that it may if that was right; once drafts are
+    refused, one round drafts none. Between measured lengths times are interpolated.
     """
 
     def __init__(self) -> None:
@@ -138,8 +138,8 @@ class AdaptiveLength:
         self._drafting_seconds, self._drafting_tokens = 0.0, 0
 
     def _first(self, most: int) -> int:
-        """All that may be, but not twice where the first time nothing was right."""
-        return most if not self._tried or any(self._accepted) else 1
+        """One, and all that may be once it was right: a block of wrong drafts costs the most."""
+        return most if any(self._accepted) else 1
 
     def _rate(self, length: int) -> float:
         """Expected tokens per second of a round with `length` drafts."""
