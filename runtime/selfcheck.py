@@ -32,6 +32,8 @@ from .selfcheck_values import alive, finite, usable_logits
 from .target import ImageRows, Target, TargetRows, open_head
 
 NUM_ROWS = 5
+# The largest data file that may be held in memory a second time.
+PACKED_BYTES = 256 << 20
 # Of the largest hidden value: the two forms sum in another order.
 PORTABLE_TOLERANCE = 1e-3
 
@@ -50,11 +52,29 @@ def self_check(folder: Path) -> None:
     """Run every graph of the bundle on a few rows; `ExportError` says which one is wrong."""
     # The tokenizer is held against its digest here, and was read before it was written.
     manifest = open_bundle(folder)
-    # A blocked head that is only mapped is unpacked to floats as a whole, which is larger.
-    packed = () if manifest.precision.head in FLOATS else ("head",)
-    with MappedRuntime(folder, packed) as runtime:
+    with MappedRuntime(folder, _packed(manifest)) as runtime:
         target = Target(folder, manifest, runtime, open_head(manifest, runtime))
         _check(Checked(folder, manifest, runtime, target))
+
+
+def _packed(manifest: Manifest) -> list[str]:
+    """Graphs whose weights are packed as for many runs: where they are quantised and few.
+
+    What is only mapped is unpacked at every product, which takes longer; a head is unpacked as a
+    whole, which takes more memory too, whatever its size. The two forms of a hybrid target are
+    compared in floats: 8-bit activations make levels of their last bits.
+    """
+    chosen, sizes = manifest.precision, manifest.data_files
+    precisions = {"target": chosen.target, "vision": chosen.vision, "head": chosen.head}
+    if manifest.target.text.linear is not None:
+        precisions["target"] = FLOATS[0]
+    found = []
+    for graph in manifest.graphs:
+        part = graph.rpartition(".")[0] or graph
+        few = part == "head" or sizes[f"{part}.data"].num_bytes <= PACKED_BYTES
+        if few and precisions.get(part, chosen.draft) not in FLOATS:
+            found.append(graph)
+    return found
 
 
 def _check(bundle: Checked) -> None:
