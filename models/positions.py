@@ -100,11 +100,11 @@ def seed_positions(hole: Hole, max_rows: int) -> Ints:
 
 
 def visible_context(queries: Ints, keys: Ints, window: int | None, valid: Bools) -> Bools:
-    """Which cached keys [C] each query [B] sees: all valid ones, or those with q - k < window."""
-    seen = np.broadcast_to(valid, (queries.size, keys.size))
+    """Which cached keys [C] each query [B] sees, [B, C]: those with q - k < window; without one
+    all valid ones, [1, C], since every query sees the same."""
     if window is None:
-        return seen
-    return seen & (queries[:, None] - keys[None, :] < window)
+        return valid[None]
+    return valid[None] & (queries[:, None] - keys[None, :] < window)
 
 
 def visible_block(num_rows: int, window: int | None, causal: bool) -> Bools:

@@ -36,7 +36,7 @@ class RotaryTable:
     def __init__(self, rope: RopeConfig) -> None:
         self._rope = rope
         # One attribute, since conversations in several threads grow it.
-        self._tables = rotary_table(np.arange(FIRST_POSITIONS), rope)
+        self._table = self._text_table(FIRST_POSITIONS)
 
     def rows(self, positions: NDArray[np.int64]) -> tuple[Float, Float]:
         """Cosines and sines [n, rotary_dim / 2] of positions [n], or of M-RoPE positions [3, n]."""
@@ -44,16 +44,16 @@ class RotaryTable:
             if self._rope.mrope_section is not None and not _is_text(positions):
                 return rotary_table(positions, self._rope)
             positions = positions[0]
-        cos, sin = self._reaching(int(positions.max(initial=-1)) + 1)
-        return cos.take(positions, axis=0), sin.take(positions, axis=0)
+        try:
+            rows = self._table.take(positions, axis=0)
+        except IndexError:
+            self._table = self._text_table(max(int(positions.max()) + 1, 2 * len(self._table)))
+            return self.rows(positions)
+        return rows[:, 0], rows[:, 1]
 
-    def _reaching(self, stop: int) -> tuple[Float, Float]:
-        """Tables of positions 0..stop-1 at least; they grow by doubling."""
-        tables = self._tables
-        if stop > len(tables[0]):
-            tables = rotary_table(np.arange(max(stop, 2 * len(tables[0]))), self._rope)
-            self._tables = tables
-        return tables
+    def _text_table(self, count: int) -> Float:
+        """Cosines and sines [count, 2, rotary_dim / 2] of positions from zero on."""
+        return np.stack(rotary_table(np.arange(count), self._rope), axis=1)
 
 
 def _is_text(positions: NDArray[np.int64]) -> bool:

@@ -6,16 +6,18 @@ Knows ONNX Runtime; knows nothing about what a graph computes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..models.manifest import GraphSpec
-from .session import Graph, Runtime
+from ..models.manifest import GraphSpec, Manifest
+from ..models.precision import FLOATS
+from .session import Graph, HeldBindings, Runtime
 
+# The largest data file that may be held in memory a second time.
+PACKED_BYTES = 256 << 20
 # Opening takes longer than running, most of all a large graph's.
 NUM_OPENERS = 2
 
@@ -79,8 +81,28 @@ class MappedGraph(Graph):
 
     def close(self) -> None:
         """Let the session and the files it has mapped go, unless a binding still lives."""
-        self._session, self._threads = None, threading.local()
+        self._session, self._threads = None, HeldBindings()
 
     def _coming_session(self) -> Any:
         coming, self._coming = self._coming, None
         return coming.result() if coming else self._open_session()
+
+
+def packed_graphs(manifest: Manifest) -> list[str]:
+    """Graphs whose weights are packed as for many runs: where they are quantised and few.
+
+    What is only mapped is unpacked at every product, which takes longer; a head is unpacked as a
+    whole, which takes more memory too, whatever its size. The two forms of a hybrid target are
+    compared in floats: 8-bit activations make levels of their last bits.
+    """
+    chosen, sizes = manifest.precision, manifest.data_files
+    precisions = {"target": chosen.target, "vision": chosen.vision, "head": chosen.head}
+    if manifest.target.text.linear is not None:
+        precisions["target"] = FLOATS[0]
+    found = []
+    for graph in manifest.graphs:
+        part = graph.rpartition(".")[0] or graph
+        few = part == "head" or sizes[f"{part}.data"].num_bytes <= PACKED_BYTES
+        if few and precisions.get(part, chosen.draft) not in FLOATS:
+            found.append(graph)
+    return found

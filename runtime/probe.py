@@ -37,7 +37,7 @@ def _outputs(target: Target, ids: np.ndarray, step: int) -> list[Float]:
         if first:
             head = target.head.rows(rows.hidden, np.arange(stop - first), True)
             assert head.logits is not None
-            for pair in zip(rows.hidden, head.logits, strict=True):
+            for pair in zip(rows.hidden.copy(), head.logits, strict=True):
                 outputs += pair
     return outputs
 

@@ -44,6 +44,8 @@ class RecurrentState:
         self._binding = binding
         self._idle_rows = idle_rows
         self._layers = layers
+        names = ("conv_rows", "replay_rows")
+        self._uncertain_outputs = tuple(f"{name}.{i}" for name in names for i in layers)
         self.is_whole = True
         self._bound_as: bool | None = None
         state = (1, linear.num_value_heads, linear.key_dim, linear.value_dim)
@@ -73,8 +75,7 @@ class RecurrentState:
             self._bind(certain)
         self._replay(self._pending or self._nothing)
         self.is_whole = False
-        names = () if certain else ("conv_rows", "replay_rows")
-        return tuple(f"{name}.{i}" for name in names for i in self._layers)
+        return () if certain else self._uncertain_outputs
 
     def finish(self, fetched: list[Float]) -> None:
         """Take what `begin` asked for, in memory that the next call writes to; the rows replayed by

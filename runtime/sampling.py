@@ -44,8 +44,10 @@ class History:
 
     def __init__(self, prompt_counts: Ids) -> None:
         self._in_prompt = prompt_counts > 0
-        self._output_counts = np.zeros_like(prompt_counts)
         self._output: list[int] = []
+        # Of the first `_counted` tokens of the output: few requests ask for counts.
+        self._output_counts = np.zeros_like(prompt_counts)
+        self._counted = 0
 
     @classmethod
     def start(cls, prompt_ids: Iterable[int], vocab_size: int) -> History:
@@ -57,15 +59,22 @@ class History:
 
     def push(self, token: int) -> None:
         """Append one output token; raises IndexError for an id past the vocabulary."""
-        self._output_counts[token] += 1
+        if not 0 <= token < self._in_prompt.size:
+            raise IndexError(f"token {token} is none of a vocabulary of {self._in_prompt.size}")
         self._output.append(int(token))
 
     def pop(self) -> None:
         """Take the newest output token back; raises IndexError when there is none."""
-        self._output_counts[self._output.pop()] -= 1
+        token = self._output.pop()
+        if self._counted > len(self._output):
+            self._output_counts[token] -= 1
+            self._counted -= 1
 
     def seen(self) -> tuple[Ids, Ids]:
         """The ids met in prompt or output, ascending [m], and their counts in the output [m]."""
+        for token in self._output[self._counted :]:
+            self._output_counts[token] += 1
+        self._counted = len(self._output)
         ids = np.flatnonzero(self._in_prompt | (self._output_counts > 0))
         return ids, self._output_counts[ids]
 

@@ -16,7 +16,6 @@ from ..models.errors import ExportError
 from ..models.grid import Grid
 from ..models.manifest import Manifest
 from ..models.positions import Ints, Position, Row, Span, advancing_positions, block_positions
-from ..models.precision import FLOATS
 from ..models.vision_config import VisionConfig
 from .bundle_files import open_bundle
 from .drafters.base import BlockRows, Observed, Request
@@ -27,13 +26,11 @@ from .drafters.mtp import MtpNetworks
 from .drafters.networks import DFlashNetworks
 from .drafters.policy import HolePolicy, HoleSettings
 from .drafters.rows import Float, HostWriter
-from .mapped_runtime import MappedRuntime
+from .mapped_runtime import MappedRuntime, packed_graphs
 from .selfcheck_values import alive, finite, usable_logits
 from .target import ImageRows, Target, TargetRows, open_head
 
 NUM_ROWS = 5
-# The largest data file that may be held in memory a second time.
-PACKED_BYTES = 256 << 20
 # Of the largest hidden value: the two forms sum in another order.
 PORTABLE_TOLERANCE = 1e-3
 
@@ -52,29 +49,9 @@ def self_check(folder: Path) -> None:
     """Run every graph of the bundle on a few rows; `ExportError` says which one is wrong."""
     # The tokenizer is held against its digest here, and was read before it was written.
     manifest = open_bundle(folder)
-    with MappedRuntime(folder, _packed(manifest)) as runtime:
+    with MappedRuntime(folder, packed_graphs(manifest)) as runtime:
         target = Target(folder, manifest, runtime, open_head(manifest, runtime))
         _check(Checked(folder, manifest, runtime, target))
-
-
-def _packed(manifest: Manifest) -> list[str]:
-    """Graphs whose weights are packed as for many runs: where they are quantised and few.
-
-    What is only mapped is unpacked at every product, which takes longer; a head is unpacked as a
-    whole, which takes more memory too, whatever its size. The two forms of a hybrid target are
-    compared in floats: 8-bit activations make levels of their last bits.
-    """
-    chosen, sizes = manifest.precision, manifest.data_files
-    precisions = {"target": chosen.target, "vision": chosen.vision, "head": chosen.head}
-    if manifest.target.text.linear is not None:
-        precisions["target"] = FLOATS[0]
-    found = []
-    for graph in manifest.graphs:
-        part = graph.rpartition(".")[0] or graph
-        few = part == "head" or sizes[f"{part}.data"].num_bytes <= PACKED_BYTES
-        if few and precisions.get(part, chosen.draft) not in FLOATS:
-            found.append(graph)
-    return found
 
 
 def _check(bundle: Checked) -> None:

@@ -8,7 +8,6 @@ conversations and threads, and hold their weights: what a run may never use is o
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -155,6 +154,13 @@ class Runtime:
             )
 
 
+class HeldBindings(threading.local):
+    """One thread's bindings of a graph by their input shapes, the newest last."""
+
+    def __init__(self) -> None:
+        self.by_shapes: dict[tuple, Binding] = {}
+
+
 class Graph:
     """A graph of the bundle; its session is made once, by the first who needs it."""
 
@@ -164,7 +170,7 @@ class Graph:
         self._session: Any = None
         self._opening = threading.Lock()
         self._spec = spec
-        self._threads = threading.local()
+        self._threads = HeldBindings()
         self.clock = Clock()
         self.outputs = tuple(o.name for o in spec.outputs)
 
@@ -207,14 +213,12 @@ class Graph:
 
     def _binding_for(self, shapes: tuple[tuple[int, ...], ...]) -> Binding:
         """One binding per thread and shapes, of which a few recur: making one is not cheap."""
-        held: OrderedDict[tuple, Binding] = self._threads.__dict__.setdefault(
-            "bindings", OrderedDict()
-        )
-        binding = held.pop(shapes, None)
-        held[shapes] = self.bind() if binding is None else binding
+        held = self._threads.by_shapes
+        binding = held.pop(shapes) if shapes in held else self.bind()
+        held[shapes] = binding
         if len(held) > MAX_BINDINGS:
-            held.popitem(last=False)
-        return held[shapes]
+            del held[next(iter(held))]
+        return binding
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,9 @@ class TableFile:
         self._count, self._width = table.shape
         self._dtype = np.dtype(table.dtype)
         self._offset = table.offset
-        self._kept: OrderedDict[int, NDArray] = OrderedDict()
+        self._none = np.zeros((0, self._width), np.float32)
+        # Each [1, H], the newest last.
+        self._kept: dict[int, NDArray[np.float32]] = {}
         # Conversations in several threads change what is kept, and the place in the file.
         self._lock = threading.Lock()
         try:
@@ -39,24 +40,22 @@ class TableFile:
         weakref.finalize(self, self._file.close)
 
     def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Rows [n, H] in fp32; IndexError for a number past the table."""
+        """Rows [n, H] in fp32, not to be changed; IndexError for a number past the table."""
         with self._lock:
             rows = [self._row(number) for number in numbers.tolist()]
-        table = np.empty((len(rows), self._width), np.float32)
-        for place, row in zip(table, rows, strict=True):
-            place[:] = row
-        return table
+        # One alone is handed out as it is kept.
+        return rows[0] if len(rows) == 1 else np.concatenate([self._none, *rows])
 
-    def _row(self, number: int) -> NDArray:
+    def _row(self, number: int) -> NDArray[np.float32]:
         row = self._kept.pop(number, None)
         if row is None:
             row = self._read(number)
         self._kept[number] = row
         if len(self._kept) > KEPT_ROWS:
-            self._kept.popitem(last=False)
+            del self._kept[next(iter(self._kept))]
         return row
 
-    def _read(self, number: int) -> NDArray:
+    def _read(self, number: int) -> NDArray[np.float32]:
         if not 0 <= number < self._count:
             raise IndexError(f"row {number} of a table of {self._count}")
         row = np.empty(self._width, self._dtype)
@@ -67,7 +66,9 @@ class TableFile:
             raise self._unreadable(str(error)) from error
         if count != row.nbytes:
             raise self._unreadable(f"it ends before row {number}")
-        return row
+        kept = row.astype(np.float32)[None]
+        kept.setflags(write=False)
+        return kept
 
     def _unreadable(self, why: str) -> ManifestError:
         return ManifestError(f"{self._path} cannot be read: {why}. Export the bundle again.")

@@ -142,7 +142,8 @@ class Target:
         """Run rows [n, H] at M-RoPE positions [3, n] after the cache's rows; nothing is committed.
 
         deepstack [K, n, H] is added after the first K layers; None stands for zeros (text).
-        `certain` rows will all be committed; of others any number may be.
+        `certain` rows will all be committed; of others any number may be. The output lies in
+        memory that the cache's next call writes to.
         """
         cache.reserve(embeds.shape[0])
         binding, count = cache.binding, self.config.num_deepstack
@@ -160,8 +161,7 @@ class Target:
         outputs = binding.run_in_place(("hidden", *(f"tap.{i}" for i in taps), *kept))
         if cache.state:
             cache.state.finish(outputs[1 + len(taps) :])
-        hidden, *tapped = (output.copy() for output in outputs[: 1 + len(taps)])
-        return TargetRows(hidden, dict(zip(taps, tapped, strict=True)))
+        return TargetRows(outputs[0], dict(zip(taps, outputs[1:], strict=False)))
 
     def _nothing(self, shape: tuple[int, ...]) -> Float:
         """Zeros that no call changes, kept for the shape that comes again and again."""

@@ -32,7 +32,7 @@ class Feeder:
         positions, embeds = advancing_positions(first, len(ids)), self.target.embed(np.array(ids))
         rows = self.target.forward(self.cache, embeds, positions, None, (), certain)
         self.cache.commit(len(ids) if kept is None else kept)
-        return rows.hidden
+        return rows.hidden.copy()
 
     def one_by_one(self, ids: Sequence[int]) -> Float:
         """Hidden rows of plain steps."""

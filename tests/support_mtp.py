@@ -130,7 +130,7 @@ class Watched:
         observe, propose = drafter.observe, drafter.propose
 
         def watched(rows: Observed) -> None:
-            self.observed.append(rows)
+            self.observed.append(rows._replace(hidden=rows.hidden.copy()))
             observe(rows)
 
         def watch(request: Request) -> Proposal:

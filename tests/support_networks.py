@@ -18,6 +18,7 @@ from dflash_onnx.runtime.drafters.base import BlockRows
 from dflash_onnx.runtime.drafters.draft_cache import DraftCache
 from dflash_onnx.runtime.drafters.networks import DFlashNetworks
 from dflash_onnx.runtime.plan import PromptPlan
+from dflash_onnx.runtime.target import TargetRows
 
 Float = NDArray[np.float32]
 
@@ -57,9 +58,8 @@ def prefill(
             embeds, deepstack = media.embeds[rows], media.deepstack[:, rows]
         if not with_deepstack:
             deepstack = None
-        parts.append(
-            target.forward(cache, embeds, batch.mrope_positions, deepstack, taps, certain=True)
-        )
+        new = target.forward(cache, embeds, batch.mrope_positions, deepstack, taps, certain=True)
+        parts.append(TargetRows(new.hidden.copy(), {i: tap.copy() for i, tap in new.taps.items()}))
         cache.commit(batch.token_ids.size)
     hidden = np.concatenate([part.hidden for part in parts])
     tapped = {i: np.concatenate([part.taps[i] for part in parts]) for i in taps}

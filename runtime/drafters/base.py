@@ -22,7 +22,8 @@ class Observed(NamedTuple):
     """Committed target rows of one span: ids [n], M-RoPE positions [3, n], taps {layer: [n, H]}.
 
     `span` is the whole span, of which these rows may be a slice. `embeds` [n, H] is what the
-    target was fed, `hidden` [n, H] what it gave after the final norm.
+    target was fed, `hidden` [n, H] what it gave after the final norm. Taps and hidden rows lie in
+    memory that the target's next call writes to: copy what is to stay.
     """
 
     first_row: Row

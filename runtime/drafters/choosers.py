@@ -81,7 +81,9 @@ class SelectorWalk:
         """Candidate ids [n, K] of n rows, and what scores them."""
         assert rows.projected is not None
         values, ids = self.candidates(rows.hidden)
-        return ids, Scorer(values, rows.projected, self._predecessor, self._successor[ids])
+        return ids, Scorer(
+            values, rows.projected, self._predecessor, self._successor.take(ids, axis=0)
+        )
 
     def choose(self, rows: BlockRows, anchor: int, sampling: DraftSampling | None) -> Drafted:
         """Walk the rows from the anchor, each choice being the next row's predecessor."""

@@ -81,7 +81,7 @@ class DFlash:
             return
         positions = self._on_ruler(rows)
         self._reach(Position(int(positions[0])))
-        self._pending.append(([rows.taps[i] for i in self.taps], positions))
+        self._pending.append(([rows.taps[i].copy() for i in self.taps], positions))
         self.pos_next = Position(int(positions[-1]) + 1)
         self.counts.injected_rows += positions.size
         if rows.span.kind == "text":
@@ -159,8 +159,7 @@ class DFlash:
         """Inject pending rows: their features become K/V rows of every layer."""
         if not self._pending:
             return
-        positions = np.concatenate([p for _, p in self._pending])
-        features = [np.concatenate(tap) for tap in zip(*(f for f, _ in self._pending), strict=True)]
+        features, positions = _joined(self._pending)
         self._pending.clear()
         for start in range(0, positions.size, INJECT_ROWS):
             part = slice(start, start + INJECT_ROWS)
@@ -180,6 +179,14 @@ class DFlash:
         layers = [i for i, layer in enumerate(self._networks.layers) if layer == kind]
         cache.append([keys[i] for i in layers], [values[i] for i in layers], positions, visible)
         self.counts.cache_bytes = sum(cache.num_bytes for cache in self._caches)
+
+
+def _joined(pending: list[tuple[list[Float], Ints]]) -> tuple[list[Float], Ints]:
+    """Features and positions of all pending rows."""
+    if len(pending) == 1:
+        return pending[0]
+    features = [np.concatenate(tap) for tap in zip(*(f for f, _ in pending), strict=True)]
+    return features, np.concatenate([p for _, p in pending])
 
 
 def _chunks(positions: Ints) -> list[Ints]:

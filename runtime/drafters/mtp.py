@@ -96,9 +96,8 @@ class Mtp:
     def observe(self, rows: Observed) -> None:
         """Take rows; each one's entry joins its hidden row with the embedding that follows."""
         count = len(rows.embeds)
-        new = MtpRows(
-            range(rows.first_row, rows.first_row + count), rows.hidden, rows.mrope_positions
-        )
+        numbers = range(rows.first_row, rows.first_row + count)
+        new = MtpRows(numbers, rows.hidden.copy(), rows.mrope_positions)
         self._note_hole(rows.first_row, rows.mrope_positions)
         if self._last is not None:
             self._enqueue(self._last, rows.embeds[:1])

@@ -82,7 +82,7 @@ class DFlashNetworks:
         # One for each drafter at work, as long as its caches live.
         self._bindings: WeakKeyDictionary[DraftCache, Binding] = WeakKeyDictionary()
         self._target = target
-        self._mask_row = self._scaled(np.array([spec.mask_token_id]))
+        self._mask_rows = self._scaled(np.full(spec.block_size - 1, spec.mask_token_id))
         parts = ("inject", "block", "head", *["append"] * append_by_graph)
         self._graphs = {
             part: runtime.later(graphs[f"{name}.{part}"])
@@ -146,9 +146,7 @@ class DFlashNetworks:
         return [np.zeros((num_rows, width), np.float32) for _ in self.taps]
 
     def _embeds(self, anchor: int, num_rows: int) -> Float:
-        embeds = np.repeat(self._mask_row, num_rows, axis=0)
-        embeds[:1] = self._scaled(np.array([anchor]))
-        return embeds
+        return np.concatenate((self._scaled(np.array([anchor])), self._mask_rows[: num_rows - 1]))
 
     def _scaled(self, token_ids: Ints) -> Float:
         return self._target.embed(token_ids) * np.float32(self.spec.input_embedding_scale)

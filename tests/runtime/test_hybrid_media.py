@@ -155,7 +155,7 @@ class Rows(Witness):
     def observe(self, rows: Observed) -> None:
         super().observe(rows)
         self.embeds += list(rows.embeds)
-        self.hidden += list(rows.hidden)
+        self.hidden += list(rows.hidden.copy())
         self.positions += list(rows.mrope_positions.T)
 
 

@@ -37,7 +37,7 @@ def test_a_closed_graph_opens_itself_again(make_bundle: Callable[..., Path]) -> 
         first = best(graph, bundle)
         assert graph._session is not None
         runtime.close()
-        assert graph._session is None and not graph._threads.__dict__
+        assert graph._session is None and not graph._threads.by_shapes
         assert best(graph, bundle) == first
 
 
