@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support_cases import HYBRID
+from support_prompts import BundleMaker
 
 from dflash_onnx.models.errors import ManifestError
 from dflash_onnx.runtime.bundle_files import open_bundle
-from dflash_onnx.runtime.mapped_runtime import MappedGraph, MappedRuntime
+from dflash_onnx.runtime.mapped_runtime import (
+    PACKED_BYTES,
+    MappedGraph,
+    MappedRuntime,
+    packed_graphs,
+)
 
 
 def head_of(runtime: MappedRuntime, bundle: Path) -> MappedGraph:
@@ -62,3 +70,16 @@ def test_packed_weights_give_the_same(make_bundle: Callable[..., Path], packed: 
     with MappedRuntime(bundle) as plain, MappedRuntime(bundle, packed) as runtime:
         expected = best(head_of(plain, bundle), bundle)
         assert best(head_of(runtime, bundle), bundle) == expected
+
+
+def test_small_quantised_graphs_are_packed(make_bundle: BundleMaker) -> None:
+    """Floats are not, a large file is not, and a hybrid's two forms are compared in floats."""
+    manifest = open_bundle(make_bundle(precision="int4"))
+    packed = set(packed_graphs(manifest))
+    assert packed == manifest.graphs.keys() - {"vision"}
+    size = replace(manifest.data_files["target.data"], num_bytes=PACKED_BYTES + 1)
+    large = replace(manifest, data_files=manifest.data_files | {"target.data": size})
+    assert set(packed_graphs(large)) == packed - {"target"}
+    hybrid = open_bundle(make_bundle(target=HYBRID, precision="int4"))
+    assert {"target", "target.portable"}.isdisjoint(packed_graphs(hybrid))
+    assert packed_graphs(open_bundle(make_bundle())) == []

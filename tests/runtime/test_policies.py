@@ -12,9 +12,10 @@ from support_prompts import BundleMaker, Part, image, lay_out, text
 
 from dflash_onnx.models.draft_config import DraftLayer
 from dflash_onnx.models.errors import PromptError
-from dflash_onnx.models.positions import Position, Row
+from dflash_onnx.models.positions import Position, Row, Span, advancing_positions
 from dflash_onnx.runtime import Model
 from dflash_onnx.runtime.conversation import Conversation, Generation
+from dflash_onnx.runtime.drafters.base import Observed
 from dflash_onnx.runtime.drafters.dflash import DFlash
 from dflash_onnx.runtime.drafters.draft_cache import FREE, DraftCache
 from dflash_onnx.runtime.drafters.policy import HolePolicy, HoleSettings
@@ -238,3 +239,16 @@ def test_default_policy(make_bundle: BundleMaker, media: str | None, name: str) 
     """Real media rows help a drafter trained on them and hurt one that was not."""
     model = Model(make_bundle(draft_media=media))
     assert model.generate("Read", max_new_tokens=2).result().draft.policy == name
+
+
+def test_features_outlive_the_call_that_gave_them(model: Model) -> None:
+    """Taps lie in memory that the target's next call writes to; pending rows must not change."""
+    drafter = model.conversation().draft.drafter
+    assert isinstance(drafter, DFlash)
+    taps = {i: np.ones((2, 4), np.float32) for i in drafter.taps}
+    rows, span = np.ones((2, 4), np.float32), Span(Row(0), 2, "text", False)
+    positions = advancing_positions(Position(0), 2)
+    drafter.observe(Observed(Row(0), np.array([5, 6]), positions, taps, span, rows, rows))
+    for tap in taps.values():
+        tap[:] = -1
+    assert all((feature == 1).all() for features, _ in drafter._pending for feature in features)

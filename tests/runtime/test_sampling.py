@@ -248,3 +248,23 @@ def test_the_history_is_a_stack() -> None:
     for foreign in (-1, 5):
         with pytest.raises(ValueError, match=r"not 0\.\.4"):
             History.start([foreign], 5)
+
+
+def test_the_history_counts_what_stands_in_it_now() -> None:
+    """Tokens are counted when somebody asks, whatever came and went in between."""
+    rng, history = np.random.default_rng(0), History.start([2], 6)
+    output: list[int] = []
+    for step in rng.integers(0, 4, 400):
+        if step == 0 and output:
+            history.pop()
+            output.pop()
+        elif step < 3:
+            output.append(int(rng.integers(6)))
+            history.push(output[-1])
+        else:
+            ids, counts = history.seen()
+            assert ids.tolist() == sorted({2, *output})
+            assert counts.tolist() == [output.count(i) for i in ids.tolist()]
+    for foreign in (-1, 6):
+        with pytest.raises(IndexError, match="vocabulary of 6"):
+            history.push(foreign)
