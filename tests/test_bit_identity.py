@@ -18,11 +18,12 @@ from support_cases import HYBRID, TARGET
 from support_drafters import Adversary, FirstK, Known
 from support_layouts import make_prompt
 
-from dflash_onnx.models.positions import Ints
+from dflash_onnx.models.positions import Ints, Position, advancing_positions
 from dflash_onnx.runtime import Model, Round
 from dflash_onnx.runtime.drafters.base import Drafter
 from dflash_onnx.runtime.options import make_options
 from dflash_onnx.runtime.plan import PromptPlan
+from dflash_onnx.runtime.probe import block_difference
 from dflash_onnx.runtime.sampling import HeadRows
 from dflash_onnx.runtime.target import Float, Head, Target, TargetRows
 from dflash_onnx.runtime.target_cache import TargetCache
@@ -184,6 +185,23 @@ def prefill(model: Model, target: LoggingTarget, plan: PromptPlan, chunk: int) -
     conversation = model.conversation("none")
     conversation.generate_plan(plan, options).result()
     return np.concatenate(target.outputs), cache_digest(conversation)
+
+
+def test_the_probe_compares_what_it_computed(tiny_model: Model) -> None:
+    """Rows of its earlier calls stay as they were, though a later call writes in their place."""
+    assert block_difference(tiny_model.target) == 0
+
+
+def test_rows_lie_where_the_next_call_writes(tiny_model: Model) -> None:
+    """Copies of them would cost every round; who keeps rows copies them."""
+    target = tiny_model.target
+    calls: list[TargetRows] = []
+    cache, embeds = target.new_cache(9), target.embed(np.array([5, 6]))
+    for row in (0, 2, 4):
+        positions = advancing_positions(Position(row), 2)
+        calls.append(target.forward(cache, embeds, positions, None, (1,), certain=True))
+        cache.commit(2)
+    assert calls[1].hidden is calls[2].hidden and calls[1].taps[1] is calls[2].taps[1]
 
 
 def test_logits_of_2000_tokens(make_bundle: Bundles) -> None:

@@ -85,6 +85,16 @@ def test_four_bits_lose_half_a_level(columns: int) -> None:
     assert (lost <= np.where(inside, own / 2 * (1 + 1e-5), np.inf)).all()
 
 
+@pytest.mark.parametrize("form", BLOCKED)
+def test_steps_change_no_byte(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """Blocks are packed some at a time; how many makes no difference."""
+    values = matrix(30, 96)
+    whole = pack_blocks(values, form)
+    monkeypatch.setattr("dflash_onnx.export.quantise.STEP", 7)
+    for ours, theirs in zip(pack_blocks(values, form), whole, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_the_search_is_never_worse_than_the_plain_scale() -> None:
     """Squares lost per block, against the scale that puts the largest value on level -8."""
     values = matrix(200, 96)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dflash_onnx.models.graphs.builder import GraphBuilder
 from dflash_onnx.models.manifest import GraphSpec, TensorSpec
 from dflash_onnx.runtime.binding import Binding, Clock
-from dflash_onnx.runtime.session import Graph
+from dflash_onnx.runtime.session import MAX_BINDINGS, Graph
 
 Float = NDArray[np.float32]
 OUTPUTS = ("double", "shifted", "state_out")
@@ -199,6 +199,15 @@ def test_threads_on_one_graph_do_not_mix(graph: Graph) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_bindings_used_last_are_kept(graph: Graph) -> None:
+    """As many as may be held for their shapes; one that was used again is not the oldest."""
+    shapes = [((count, 3),) for count in range(1, MAX_BINDINGS + 2)]
+    held = {shape: graph._binding_for(shape) for shape in shapes[:-1]}
+    assert graph._binding_for(shapes[0]) is held[shapes[0]]
+    graph._binding_for(shapes[-1])
+    assert [*graph._threads.by_shapes] == [*shapes[2:-1], shapes[0], shapes[-1]]
 
 
 def test_the_clock_counts_runs() -> None:

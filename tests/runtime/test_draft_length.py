@@ -88,6 +88,13 @@ def test_a_useless_drafter_costs_little(curve: str) -> None:
     assert mean_speed(AdaptiveLength, curve, 0.0, 200) >= 0.95
 
 
+def test_whole_blocks_wait_for_a_draft_that_is_right() -> None:
+    """A wrong single draft is followed by another one, and then by a plain step."""
+    run = Simulation(AdaptiveLength(), CURVES["rows are nearly free"], 0.0)
+    run.run(4)
+    assert run.log[:3] == [1, 1, 0]
+
+
 @pytest.mark.parametrize("curve", CURVES)
 def test_a_perfect_drafter_drafts_whole_blocks(curve: str) -> None:
     """All rounds but the first, a single draft, and the rest of the budget; not one is spent on

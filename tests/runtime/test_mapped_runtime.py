@@ -65,7 +65,7 @@ def test_a_graph_that_does_not_open(make_bundle: Callable[..., Path], tmp_path: 
 
 @pytest.mark.parametrize("packed", [(), ("head",)])
 def test_packed_weights_give_the_same(make_bundle: Callable[..., Path], packed: tuple) -> None:
-    """The head alone is packed in quantised bundles; its best token is the mapped one's."""
+    """A quantised head's best token is the same in both forms."""
     bundle = make_bundle(precision="int8")
     with MappedRuntime(bundle) as plain, MappedRuntime(bundle, packed) as runtime:
         expected = best(head_of(plain, bundle), bundle)

@@ -19,7 +19,9 @@ from dflash_onnx.export.bundle import ExportOptions, export_bundle
 from dflash_onnx.models.errors import ExportError
 from dflash_onnx.models.graphs.dflash import build_append
 from dflash_onnx.models.manifest import read_manifest
+from dflash_onnx.runtime import mapped_runtime
 from dflash_onnx.runtime.binding import Binding
+from dflash_onnx.runtime.mapped_runtime import PACKED_BYTES
 from dflash_onnx.runtime.selfcheck import self_check
 from dflash_onnx.runtime.session import Graph
 from dflash_onnx.runtime.target import Target
@@ -53,11 +55,18 @@ def test_values_that_are_not_finite_are_found(
 
 @pytest.mark.parametrize("name", ["head", "target"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("packed_bytes", [0, PACKED_BYTES])
 def test_damaged_scales_are_found(
-    make_bundle: Callable[..., Path], tmp_path: Path, name: str, value: float
+    make_bundle: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    packed_bytes: int,
+    value: float,
 ) -> None:
-    """A quantised head runs in other kernels than the rest: its weights are packed.
+    """Packed weights run in other kernels than those of a large target, which are only mapped.
     Both must let scales through that are not finite."""
+    monkeypatch.setattr(mapped_runtime, "PACKED_BYTES", packed_bytes)
     bundle = tmp_path / "bundle"
     shutil.copytree(make_bundle(precision="int4"), bundle)
     graph = onnx.load(bundle / f"{name}.onnx", load_external_data=False).graph
