@@ -35,7 +35,7 @@ class RotaryTable:
 
     def __init__(self, rope: RopeConfig) -> None:
         self._rope = rope
-        # One attribute, since conversations in several threads grow it.
+        # Replaced as a whole, since conversations in several threads grow it.
         self._table = self._text_table(FIRST_POSITIONS)
 
     def rows(self, positions: NDArray[np.int64]) -> tuple[Float, Float]:
@@ -47,6 +47,9 @@ class RotaryTable:
         try:
             rows = self._table.take(positions, axis=0)
         except IndexError:
+            # Growing is rare, and looking before every call costs as much as the rows.
+            if positions.max() < len(self._table):
+                raise
             self._table = self._text_table(max(int(positions.max()) + 1, 2 * len(self._table)))
             return self.rows(positions)
         return rows[:, 0], rows[:, 1]

@@ -61,8 +61,9 @@ class FixedLength:
 class AdaptiveLength:
     """The length with the most expected tokens per second; none while drafting loses.
 
-    The first round drafts one token, the next all that it may if that was right; once drafts are
-    refused, one round drafts none. Between measured lengths times are interpolated.
+    The first round drafts half of what it may, the second all of it, or one token if nothing was
+    right; once drafts are refused, one round drafts none. Between measured lengths times are
+    interpolated.
     """
 
     def __init__(self) -> None:
@@ -138,7 +139,9 @@ class AdaptiveLength:
         self._drafting_seconds, self._drafting_tokens = 0.0, 0
 
     def _first(self, most: int) -> int:
-        """One, and all that may be once it was right: a block of wrong drafts costs the most."""
+        """Half at first, since a block of wrong drafts costs the most; then all, or one."""
+        if not self._tried:
+            return max(1, most // 2)
         return most if any(self._accepted) else 1
 
     def _rate(self, length: int) -> float:

@@ -1,7 +1,7 @@
 """A runtime for a look at every graph: weights stay in mapped files, sessions close after use.
 
-A bundle larger than memory still runs, slowly and in other kernels than text is generated with.
-Knows ONNX Runtime; knows nothing about what a graph computes.
+A bundle larger than memory still runs, slowly and in other kernels than text is generated with;
+small quantised graphs run as text is generated. Knows ONNX Runtime and which weights are large.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.manifest import GraphSpec, Manifest
-from ..models.precision import FLOATS
+from ..models.precision import BLOCKED, FLOATS
 from .session import Graph, HeldBindings, Runtime
 
 # The largest data file that may be held in memory a second time.
@@ -103,6 +103,6 @@ def packed_graphs(manifest: Manifest) -> list[str]:
     for graph in manifest.graphs:
         part = graph.rpartition(".")[0] or graph
         few = part == "head" or sizes[f"{part}.data"].num_bytes <= PACKED_BYTES
-        if few and precisions.get(part, chosen.draft) not in FLOATS:
+        if few and precisions.get(part, chosen.draft) in BLOCKED:
             found.append(graph)
     return found

@@ -28,6 +28,7 @@ class TableFile:
         self._count, self._width = table.shape
         self._dtype = np.dtype(table.dtype)
         self._offset = table.offset
+        # What no numbers at all give.
         self._none = np.zeros((0, self._width), np.float32)
         # Each [1, H], the newest last.
         self._kept: dict[int, NDArray[np.float32]] = {}

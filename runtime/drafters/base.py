@@ -23,7 +23,7 @@ class Observed(NamedTuple):
 
     `span` is the whole span, of which these rows may be a slice. `embeds` [n, H] is what the
     target was fed, `hidden` [n, H] what it gave after the final norm. Taps and hidden rows lie in
-    memory that the target's next call writes to: copy what is to stay.
+    memory that the target's next call writes to: copy what is to stay. `embeds` may be read-only.
     """
 
     first_row: Row

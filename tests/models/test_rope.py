@@ -19,3 +19,9 @@ def test_rows_are_those_of_their_positions(section: tuple[int, ...] | None) -> N
         for rows in (positions, positions[:0], *([np.tile(positions, (3, 1))] if section else [])):
             for ours, theirs in zip(table.rows(rows), rotary_table(rows, rope), strict=True):
                 np.testing.assert_array_equal(ours, theirs)
+
+
+def test_positions_before_the_first_are_refused() -> None:
+    """Before a table is grown for a position that it does not have, it is looked at."""
+    with pytest.raises(IndexError):
+        RotaryTable(RopeConfig(1e6, 32, None)).rows(np.array([-5000]))

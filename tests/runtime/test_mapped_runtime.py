@@ -73,7 +73,7 @@ def test_packed_weights_give_the_same(make_bundle: Callable[..., Path], packed: 
 
 
 def test_small_quantised_graphs_are_packed(make_bundle: BundleMaker) -> None:
-    """Floats are not, a large file is not, and a hybrid's two forms are compared in floats."""
+    """Floats and w8a8 are not, a large file is not, and a hybrid's forms are compared in floats."""
     manifest = open_bundle(make_bundle(precision="int4"))
     packed = set(packed_graphs(manifest))
     assert packed == manifest.graphs.keys() - {"vision"}
@@ -82,4 +82,5 @@ def test_small_quantised_graphs_are_packed(make_bundle: BundleMaker) -> None:
     assert set(packed_graphs(large)) == packed - {"target"}
     hybrid = open_bundle(make_bundle(target=HYBRID, precision="int4"))
     assert {"target", "target.portable"}.isdisjoint(packed_graphs(hybrid))
-    assert packed_graphs(open_bundle(make_bundle())) == []
+    for mapped_as_it_is in ("fp32", "w8a8"):
+        assert packed_graphs(open_bundle(make_bundle(precision=mapped_as_it_is))) == []
