@@ -44,14 +44,16 @@ class RotaryTable:
             if self._rope.mrope_section is not None and not _is_text(positions):
                 return rotary_table(positions, self._rope)
             positions = positions[0]
+        # Another thread may replace the table meanwhile, so all looks are at this one.
+        table = self._table
         try:
-            rows = self._table.take(positions, axis=0)
+            rows = table.take(positions, axis=0)
         except IndexError:
-            # Growing is rare, and looking before every call costs as much as the rows.
-            if positions.max() < len(self._table):
+            last = int(positions.max())
+            if last < len(table):
                 raise
-            self._table = self._text_table(max(int(positions.max()) + 1, 2 * len(self._table)))
-            return self.rows(positions)
+            table = self._table = self._text_table(max(last + 1, 2 * len(table)))
+            rows = table.take(positions, axis=0)
         return rows[:, 0], rows[:, 1]
 
     def _text_table(self, count: int) -> Float:

@@ -25,3 +25,19 @@ def test_positions_before_the_first_are_refused() -> None:
     """Before a table is grown for a position that it does not have, it is looked at."""
     with pytest.raises(IndexError):
         RotaryTable(RopeConfig(1e6, 32, None)).rows(np.array([-5000]))
+
+
+def test_another_thread_may_grow_the_table_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position that the table lacked when it was looked up is found in a new one, even if
+    somebody else has just put a larger table in its place."""
+    table = RotaryTable(RopeConfig(1e6, 32, None))
+    larger = table._text_table(4 * FIRST_POSITIONS)
+
+    class Small(np.ndarray):
+        def take(self, *args: object, **kwargs: object) -> np.ndarray:  # type: ignore[override]
+            monkeypatch.setattr(table, "_table", larger)
+            raise IndexError
+
+    monkeypatch.setattr(table, "_table", table._table.view(Small))
+    cos, _ = table.rows(np.array([2 * FIRST_POSITIONS]))
+    np.testing.assert_array_equal(cos, larger[2 * FIRST_POSITIONS :][:1, 0])
