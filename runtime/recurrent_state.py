@@ -59,8 +59,9 @@ class RecurrentState:
         # Rows for the next call to replay; a masked row changes nothing.
         self._nothing = [np.zeros((idle_rows, linear.replay_width), np.float32) for _ in layers]
         self._idle_mask = np.zeros(idle_rows, np.float32)
+        self._mask = np.ones(0, np.float32)
         self._pending: list[Float] = []
-        # Memory for them: as long as it stays the same it stays bound.
+        # Memory for them, and their mask above: as long as it stays the same it stays bound.
         self._aside: list[Float] = []
 
     @property
@@ -144,7 +145,9 @@ class RecurrentState:
 
     def _replay(self, rows: list[Float]) -> None:
         """Bind rows to replay; those that stand for nothing are masked."""
-        mask = self._idle_mask if rows is self._nothing else np.ones(len(rows[0]), np.float32)
+        if len(self._mask) != len(rows[0]):
+            self._mask = np.ones(len(rows[0]), np.float32)
+        mask = self._idle_mask if rows is self._nothing else self._mask
         self._binding.attach("replay_mask", mask, shapes_outputs=False)
         for i, kept in zip(self._layers, rows, strict=True):
             self._binding.attach(f"replay.{i}", kept, shapes_outputs=False)

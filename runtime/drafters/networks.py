@@ -98,6 +98,7 @@ class DFlashNetworks:
         """Open every graph, so that one that is wrong is found before an answer begins."""
         for graph in self._graphs.values():
             graph.open()
+        self.chooser.open()
 
     def new_cache(self, kind: DraftLayer) -> DraftCache:
         """An empty cache for the layers of one mask kind."""
