@@ -14,7 +14,7 @@ FADING, PRIOR = 0.04, 2.0
 # Rounds until a parked drafter is tried again; doubled after every try that does not pay.
 FIRST_PAUSE, LONGEST_PAUSE = 48, 384
 # A parked drafter waits at least until what it lost is such a part of the time since then.
-LOSS = 0.05
+LOSS = 0.03
 # Rounds before the curve is asked.
 FIRST_ROUNDS = 2
 # A round that accepts such a part of its drafts needs no comparison with plain decoding yet.

@@ -157,7 +157,7 @@ def test_parks_and_tries_again_ever_more_seldom() -> None:
 @pytest.mark.parametrize("row", [0.5, 0.8])
 def test_what_was_dear_is_tried_later(row: float) -> None:
     """4-bit weights make rows dear, and so are the first rounds of a useless drafter: it is left
-    alone until what they lost is a twentieth of the time."""
+    alone until what they lost is a small part of the time."""
     run = Simulation(AdaptiveLength(), lambda n: (row * n, 1 + row * n), 0.0)
     while not pauses(run.log):
         run.round()
