@@ -20,6 +20,7 @@ from ..models.precision import PRECISIONS, choose
 from .checkpoint import Checkpoint
 from .drafts import open_drafts, refuse_own_tables
 from .sidecars import TOKENIZER, make_sidecars, read_prompt_files
+from .store import ToHalf, to_half
 from .tokenizer_file import TokenizerFacts, read_tokenizer
 from .writer import BundleWriter
 
@@ -71,10 +72,12 @@ def export_bundle(
     options: ExportOptions,
     check: Callable[[Path], None] | None = None,
     tokenizer: Callable[[], TokenizerFacts] | None = None,
+    to_half: ToHalf = to_half,
 ) -> Path:
     """Write the bundle and return its folder; `check` inspects it before it gets its name.
 
-    `tokenizer` gives what another process reads of the target's (see `tokenizer_process`). Raises
+    `tokenizer` gives what another process reads of the target's (see `tokenizer_process`), and
+    `to_half` rounds to fp16 (see `store`). Raises
     `ExportError` (or what `check` raises); then the destination is as it was.
     """
     _refuse_existing(options)
@@ -92,7 +95,7 @@ def export_bundle(
             options.draft_precision,
             options.vision_precision,
         )
-        writer = BundleWriter(folder, precisions, options.progress)
+        writer = BundleWriter(folder, precisions, options.progress, to_half)
         writer.write(
             checkpoint, target, lambda: make_sidecars(checkpoint, target, files, read()), drafts
         )

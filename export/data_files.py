@@ -13,7 +13,7 @@ from ..models.manifest import DataFile
 from ..models.stored import StoredTensor
 from .parallel import num_workers, some_at_once, workers
 from .progress import Progress
-from .store import DataWriter
+from .store import DataWriter, ToHalf, to_half
 
 Other = TypeVar("Other")
 
@@ -38,7 +38,11 @@ class Written(NamedTuple):
 
 
 def write_data(
-    folder: Path, jobs: Sequence[DataJob], bar: Progress, meanwhile: Callable[[], Other]
+    folder: Path,
+    jobs: Sequence[DataJob],
+    bar: Progress,
+    meanwhile: Callable[[], Other],
+    to_half: ToHalf = to_half,
 ) -> tuple[dict[str, Written], Other]:
     """Write files into a folder; what is in each, in the order of the jobs.
 
@@ -54,7 +58,7 @@ def write_data(
     with workers(FILES_AT_ONCE) as files, workers(num_workers()) as pool:
 
         def write(job: DataJob) -> Written:
-            with DataWriter(folder, job.file, job.precision, bar.add, pool) as writer:
+            with DataWriter(folder, job.file, job.precision, bar.add, pool, to_half) as writer:
                 job.fill(writer)
                 return Written(writer.tensors, writer.summary())
 

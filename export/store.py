@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,10 +29,20 @@ ALIGNMENT = 4096
 HALF_OVERFLOW = 65520
 
 Result = TypeVar("Result")
+Float = NDArray[np.float32]
+ToHalf = Callable[[Float], NDArray[np.float16]]
+
+
+def to_half(values: Float) -> NDArray[np.float16]:
+    """The nearest halves, by NumPy."""
+    return values.astype(np.float16)
 
 
 class DataWriter:
-    """Writes one `.data` file with the threads of `pool`; `tensors` says where everything went."""
+    """Writes one `.data` file with the threads of `pool`; `tensors` says where everything went.
+
+    `to_half` is whatever rounds to fp16 fastest; all of them give the same bits.
+    """
 
     def __init__(
         self,
@@ -42,6 +51,7 @@ class DataWriter:
         precision: str,
         progress: Callable[[int], None],
         pool: Executor,
+        to_half: ToHalf = to_half,
     ) -> None:
         self.file = file
         self.tensors: dict[str, StoredTensor] = {}
@@ -50,6 +60,7 @@ class DataWriter:
         self._handle = (folder / file).open("wb")
         self._digest = Digest()
         self._pool = pool
+        self._to_half = to_half
 
     def __enter__(self) -> DataWriter:
         return self
@@ -79,11 +90,13 @@ class DataWriter:
         if matrix and self._precision not in FLOATS:
             self._add_quantised(name, parts, shape)
             return
-        dtype = np.dtype(self._dtype(shape))
+        half = self._is_half(shape)
+        read: Callable[[Block], NDArray] = self._read_half if half else _read_float
         offset = self._align()
-        for values in self._mapped(partial(_read_as, dtype), parts):
+        for values in self._mapped(read, parts):
             self._write(values)
-        self.tensors[name] = self._stored(name, dtype.name, shape, offset)
+        dtype = "float16" if half else "float32"
+        self.tensors[name] = self._stored(name, dtype, shape, offset)
 
     def _mapped(
         self, function: Callable[[Block], Result], parts: Sequence[TensorInfo]
@@ -104,8 +117,7 @@ class DataWriter:
         """A matrix in blocked form; its scales follow it."""
 
         def pack(block: Block) -> tuple[NDArray, NDArray]:
-            rows = _read_as(np.dtype(np.float32), block).reshape(-1, shape[1])
-            return pack_blocks(rows, self._precision)
+            return pack_blocks(_read_float(block).reshape(-1, shape[1]), self._precision)
 
         offset, scales = self._align(), []
         for packed, scale in self._mapped(pack, parts):
@@ -119,7 +131,7 @@ class DataWriter:
         """A matrix of signed bytes, transposed to [in, out] as its operator wants it."""
 
         def pack(block: Block) -> tuple[NDArray, NDArray]:
-            return pack_rows(_read_as(np.dtype(np.float32), block).reshape(-1, shape[1]))
+            return pack_rows(_read_float(block).reshape(-1, shape[1]))
 
         levels, scales = np.empty(shape[::-1], np.int8), np.empty(shape[0], np.float32)
         first = 0
@@ -147,9 +159,16 @@ class DataWriter:
         self.tensors[name] = stored
         return stored
 
-    def _dtype(self, shape: tuple[int, ...]) -> str:
+    def _is_half(self, shape: tuple[int, ...]) -> bool:
         # Norms and biases stay in fp32: they are small, and halves overflow there first.
-        return "float16" if self._precision == "fp16" and len(shape) > 1 else "float32"
+        return self._precision == "fp16" and len(shape) > 1
+
+    def _read_half(self, block: Block) -> NDArray[np.float16]:
+        """A block rounded to fp16; `ExportError` names a tensor that overflows there."""
+        values, size = _read(block)
+        if size >= HALF_OVERFLOW:
+            raise _unusable(block, "overflows fp16; export with --precision fp32")
+        return values if values.dtype == np.float16 else self._to_half(_as_float(values))
 
     def _align(self) -> int:
         padding = -self._handle.tell() % ALIGNMENT
@@ -165,17 +184,24 @@ class DataWriter:
         self._progress(array.nbytes)
 
 
-def _read_as(dtype: np.dtype, block: Block) -> NDArray:
-    """A block read and converted; `ExportError` names a tensor that `dtype` cannot hold."""
+def _read(block: Block) -> tuple[NDArray, float]:
+    """A block as it is stored, and its largest size; `ExportError` unless all is finite."""
     values = read_block(block)
-    exact = values if values.dtype == np.float32 else values.astype(np.float32)
+    exact = _as_float(values)
     # Both are NaN where any value is, and a look at two numbers is cheaper than one at each.
     size = max(-exact.min(initial=0), exact.max(initial=0))
     if not np.isfinite(size):
         raise _unusable(block, "is not finite")
-    if dtype == np.float16 and size >= HALF_OVERFLOW:
-        raise _unusable(block, "overflows fp16; export with --precision fp32")
-    return values if values.dtype == dtype else exact.astype(dtype, copy=False)
+    return values, size
+
+
+def _read_float(block: Block) -> Float:
+    """A block in fp32."""
+    return _as_float(_read(block)[0])
+
+
+def _as_float(values: NDArray) -> Float:
+    return values.astype(np.float32, copy=False)
 
 
 def _unusable(block: Block, cause: str) -> ExportError:

@@ -36,7 +36,7 @@ from .drafts import Draft, draft_spec, table_spec, write_draft_graphs, write_dra
 from .graphs import GraphWriter
 from .progress import progress
 from .sidecars import Sidecars
-from .store import DataWriter
+from .store import DataWriter, ToHalf
 from .weights import (
     HEAD,
     HEAD_PREFIXES,
@@ -63,10 +63,13 @@ Found = list[tuple[Wanted, list[TensorInfo]]]
 class BundleWriter:
     """Writes one bundle into an empty folder."""
 
-    def __init__(self, folder: Path, precisions: Precisions, progress: bool) -> None:
+    def __init__(
+        self, folder: Path, precisions: Precisions, progress: bool, to_half: ToHalf
+    ) -> None:
         self._folder = folder
         self._precisions = precisions
         self._progress = progress
+        self._to_half = to_half
         self._graphs = GraphWriter(folder)
         self._files: dict[str, DataFile] = {}
         self._sidecars: dict[str, DataFile] = {}
@@ -88,7 +91,7 @@ class BundleWriter:
         total = sum(self._num_bytes(source.tensors.values()) for source in sources)
         jobs = [*self._target_jobs(plan), *(self._draft_job(draft, target) for draft in drafts)]
         with progress(self._progress, total) as bar:
-            written, sidecars = write_data(self._folder, jobs, bar, coming_sidecars)
+            written, sidecars = write_data(self._folder, jobs, bar, coming_sidecars, self._to_half)
         self._files = {file: found.summary for file, found in written.items()}
         for file in plan:
             self._tensors |= written[file].tensors
@@ -109,22 +112,13 @@ class BundleWriter:
     def _target_jobs(self, plan: dict[str, Found]) -> Iterator[DataJob]:
         for file, found in plan.items():
             size = self._num_bytes(info for _, infos in found for info in infos)
-            yield DataJob(file, self._file_precision(file), size, partial(_fill, found))
+            precision = self._precisions.of(Path(file).stem)
+            yield DataJob(file, precision, size, partial(_fill, found))
 
     def _draft_job(self, draft: Draft, target: TargetConfig) -> DataJob:
         size = self._num_bytes(draft.checkpoint.tensors.values())
         fill = partial(write_draft_weights, draft, target)
         return DataJob(_data_file(draft), self._precisions.draft, size, fill)
-
-    def _file_precision(self, file: str) -> str:
-        chosen = self._precisions
-        parts = {
-            "embedding.data": chosen.table,
-            "head.data": chosen.head,
-            "vision.data": chosen.vision,
-            "mtp.data": chosen.draft,
-        }
-        return parts.get(file, chosen.target)
 
     def _write_sidecar(self, name: str, content: bytes) -> None:
         (self._folder / name).write_bytes(content)

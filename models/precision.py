@@ -29,6 +29,16 @@ class Precisions:
         """The embedding table's: a float head may be tied to it, rows of others are read only."""
         return self.head if self.head in FLOATS else "fp16"
 
+    def of(self, part: str) -> str:
+        """What the data file of a part is stored in; parts of other names are drafters."""
+        parts = {
+            "embedding": self.table,
+            "target": self.target,
+            "head": self.head,
+            "vision": self.vision,
+        }
+        return parts.get(part, self.draft)
+
     def __str__(self) -> str:
         parts = (self.target, self.head, self.draft, self.vision)
         if len(set(parts)) == 1:

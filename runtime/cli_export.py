@@ -6,10 +6,12 @@ Imports `export` and the self-check only when it runs, while the tokenizer is al
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..models.draft_config import MEDIA_ANSWERS
 from ..models.manifest import read_manifest
@@ -59,20 +61,34 @@ def execute(options: argparse.Namespace) -> None:
     from ..export.tokenizer_process import reading
 
     with reading(options.target / "tokenizer.json") as tokenizer:
-        from ..export.bundle import export_bundle
+        with _no_collection():
+            from ..export.bundle import export_bundle
 
-        check = None if options.skip_check else _loaded_check()
-        output = export_bundle(_export_options(options), check, tokenizer)
+            run_time = {} if options.skip_check else _run_time()
+        output = export_bundle(_export_options(options), tokenizer=tokenizer, **run_time)
     _report(output, options.json)
 
 
-def _loaded_check() -> Callable[[Path], None]:
-    """The self-check, with what it runs on: that it is missing is found before the weights."""
-    from .providers import import_onnxruntime
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Imports make many objects and no garbage; looking for some takes a tenth of their time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _run_time() -> dict[str, Any]:
+    """What an export can do with ONNX Runtime, which a check needs: that it is missing is found
+    before the weights."""
+    from ..models.graphs.cast import build_half_cast
+    from .half_cast import HalfCast
     from .selfcheck import self_check
 
-    import_onnxruntime()
-    return self_check
+    return {"check": self_check, "to_half": HalfCast(build_half_cast().SerializeToString())}
 
 
 def _export_options(options: argparse.Namespace) -> ExportOptions:

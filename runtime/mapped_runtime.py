@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.manifest import GraphSpec, Manifest
-from ..models.precision import BLOCKED, FLOATS
+from ..models.precision import BLOCKED
 from .session import Graph, HeldBindings, Runtime
 
 # The largest data file that may be held in memory a second time.
@@ -95,14 +95,12 @@ def packed_graphs(manifest: Manifest) -> list[str]:
     whole, which takes more memory too, whatever its size. The two forms of a hybrid target are
     compared in floats: 8-bit activations make levels of their last bits.
     """
-    chosen, sizes = manifest.precision, manifest.data_files
-    precisions = {"target": chosen.target, "vision": chosen.vision, "head": chosen.head}
-    if manifest.target.text.linear is not None:
-        precisions["target"] = FLOATS[0]
+    sizes, hybrid = manifest.data_files, manifest.target.text.linear is not None
     found = []
     for graph in manifest.graphs:
         part = graph.rpartition(".")[0] or graph
         few = part == "head" or sizes[f"{part}.data"].num_bytes <= PACKED_BYTES
-        if few and precisions.get(part, chosen.draft) in BLOCKED:
+        in_floats = hybrid and part == "target"
+        if few and not in_floats and manifest.precision.of(part) in BLOCKED:
             found.append(graph)
     return found

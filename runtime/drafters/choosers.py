@@ -64,14 +64,14 @@ class SelectorWalk:
     ) -> None:
         self._spec = spec
         self._head = head
-        self._predecessor = predecessor
-        self._successor = successor
+        # Rows [V, rank] for the token before, and for the candidates after it.
+        self.tables = (predecessor, successor)
 
     def open(self) -> None:
         """Hold both tables: a row at a random place of a mapped file took 10 us, of this memory a
         third of one (NumPy asks for huge pages)."""
-        self._predecessor = np.require(self._predecessor, requirements="O")
-        self._successor = np.require(self._successor, requirements="O")
+        before, after = self.tables
+        self.tables = (np.require(before, None, "O"), np.require(after, None, "O"))
 
     def candidates(self, hidden: Float) -> tuple[Float, Ints]:
         """Transformed logits [n, K] and ids [n, K] of each row's candidates."""
@@ -92,10 +92,9 @@ class SelectorWalk:
     def scorer(self, rows: BlockRows) -> tuple[Ints, Scorer]:
         """Candidate ids [n, K] of n rows, and what scores them."""
         assert rows.projected is not None
+        before, after = self.tables
         values, ids = self.candidates(rows.hidden)
-        return ids, Scorer(
-            values, rows.projected, self._predecessor, self._successor.take(ids, axis=0)
-        )
+        return ids, Scorer(values, rows.projected, before, after.take(ids, axis=0))
 
     def choose(self, rows: BlockRows, anchor: int, sampling: DraftSampling | None) -> Drafted:
         """Walk the rows from the anchor, each choice being the next row's predecessor."""

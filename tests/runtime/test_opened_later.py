@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 from support_images import make_image
@@ -21,6 +22,7 @@ from support_images import make_image
 from dflash_onnx.models.errors import ManifestError
 from dflash_onnx.models.manifest import read_manifest, write_manifest
 from dflash_onnx.runtime import Model
+from dflash_onnx.runtime.drafters.choosers import SelectorWalk
 from dflash_onnx.runtime.tokenizer import Tokenizer
 
 PICTURE = make_image(64, 64, 0)
@@ -81,6 +83,24 @@ def test_mtp_head_is_opened_with_its_conversation(make_bundle: Callable[..., Pat
     assert set(model.clocks()) == ALWAYS
     model.conversation("mtp")
     assert set(model.clocks()) == {*ALWAYS, "mtp"}
+
+
+def test_selector_tables_are_held_by_the_first_conversation(
+    make_bundle: Callable[..., Path],
+) -> None:
+    """Mapped until then; later conversations share what the first one has read."""
+    selector = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 12}
+    model = Model(make_bundle(drafts=[selector | {"selector_top_k": 6}]))
+    walk = model.networks["dflash2"].chooser
+    assert isinstance(walk, SelectorWalk)
+    mapped = walk.tables
+    assert not any(table.flags.owndata for table in mapped)
+    model.conversation("dflash2")
+    held = walk.tables
+    assert all(table.flags.owndata for table in held)
+    assert all(np.array_equal(*pair) for pair in zip(mapped, held, strict=True))
+    model.conversation("dflash2")
+    assert all(first is second for first, second in zip(held, walk.tables, strict=True))
 
 
 def test_tower_that_does_not_load_is_refused_at_every_picture(bundle: Path) -> None:

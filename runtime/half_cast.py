@@ -1,0 +1,26 @@
+"""Rounding to fp16 by ONNX Runtime, whose kernel has the processor convert many numbers at once.
+
+NumPy converts one by one and takes five times as long; the bits are the same. Knows one graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .providers import import_onnxruntime
+
+
+class HalfCast:
+    """Calls from several threads each use one of their own; `model` is `build_half_cast`'s."""
+
+    def __init__(self, model: bytes) -> None:
+        ort = import_onnxruntime()
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def __call__(self, values: NDArray[np.float32]) -> NDArray[np.float16]:
+        """The nearest halves, in the same shape."""
+        (halves,) = self._session.run(None, {"values": values.reshape(-1)})
+        return halves.reshape(values.shape)
