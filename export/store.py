@@ -165,10 +165,10 @@ class DataWriter:
 
     def _read_half(self, block: Block) -> NDArray[np.float16]:
         """A block rounded to fp16; `ExportError` names a tensor that overflows there."""
-        values, size = _read(block)
+        values, exact, size = _read(block)
         if size >= HALF_OVERFLOW:
             raise _unusable(block, "overflows fp16; export with --precision fp32")
-        return values if values.dtype == np.float16 else self._to_half(_as_float(values))
+        return values if values.dtype == np.float16 else self._to_half(exact)
 
     def _align(self) -> int:
         padding = -self._handle.tell() % ALIGNMENT
@@ -184,24 +184,20 @@ class DataWriter:
         self._progress(array.nbytes)
 
 
-def _read(block: Block) -> tuple[NDArray, float]:
-    """A block as it is stored, and its largest size; `ExportError` unless all is finite."""
+def _read(block: Block) -> tuple[NDArray, Float, float]:
+    """A block as it is stored, in fp32, and its largest size; `ExportError` unless it is finite."""
     values = read_block(block)
-    exact = _as_float(values)
+    exact = values.astype(np.float32, copy=False)
     # Both are NaN where any value is, and a look at two numbers is cheaper than one at each.
     size = max(-exact.min(initial=0), exact.max(initial=0))
     if not np.isfinite(size):
         raise _unusable(block, "is not finite")
-    return values, size
+    return values, exact, size
 
 
 def _read_float(block: Block) -> Float:
     """A block in fp32."""
-    return _as_float(_read(block)[0])
-
-
-def _as_float(values: NDArray) -> Float:
-    return values.astype(np.float32, copy=False)
+    return _read(block)[1]
 
 
 def _unusable(block: Block, cause: str) -> ExportError:
