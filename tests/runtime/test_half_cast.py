@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tiny_checkpoint import make_target
+from tiny_checkpoint import make_draft, make_target
 
 from dflash_onnx.export.bundle import ExportOptions, export_bundle
 from dflash_onnx.export.store import HALF_OVERFLOW, to_half
@@ -45,14 +45,17 @@ def test_shapes(cast: HalfCast, shape: tuple[int, ...]) -> None:
     assert same_bits(cast, whole[..., 0]) and same_bits(cast, whole)
 
 
-def test_the_command_writes_the_bytes_that_numpy_gives(tmp_path: Path) -> None:
-    """With the check, which has ONNX Runtime loaded, and without it."""
-    make_target(tmp_path / "target")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_command_writes_the_bytes_that_numpy_gives(tmp_path: Path, dtype: str) -> None:
+    """With the check, which has ONNX Runtime loaded, and without it; halves are only copied."""
+    make_target(tmp_path / "target", dtype=dtype, tied=False)
+    make_draft(tmp_path / "draft", tmp_path / "target", dtype=dtype)
+    pair = [str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
     for name, more in (("checked", []), ("unchecked", ["--skip-check"])):
-        paths = [str(tmp_path / "target"), "-o", str(tmp_path / name)]
+        paths = [*pair, "-o", str(tmp_path / name)]
         assert main(["export", *paths, "--precision", "fp16", *more]) == 0
     files = sorted(path.name for path in (tmp_path / "checked").iterdir())
-    assert "target.data" in files
+    assert {"target.data", "head.data", "dflash.data"} <= set(files)
     for file in files:
         first, second = ((tmp_path / name / file).read_bytes() for name in ("checked", "unchecked"))
         assert first == second, file
