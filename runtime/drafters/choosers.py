@@ -5,6 +5,7 @@ Knows heads and tables of a drafter; knows no cache, no positions and no policy.
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 import numpy as np
@@ -66,12 +67,15 @@ class SelectorWalk:
         self._head = head
         # Rows [V, rank] for the token before, and for the candidates after it.
         self.tables = (predecessor, successor)
+        self._opening = threading.Lock()
 
     def open(self) -> None:
         """Hold both tables: a row at a random place of a mapped file took 10 us, of this memory a
         third of one (NumPy asks for huge pages)."""
-        before, after = self.tables
-        self.tables = (np.require(before, None, "O"), np.require(after, None, "O"))
+        # One after the other: threads that come together would each read a copy.
+        with self._opening:
+            before, after = self.tables
+            self.tables = (np.require(before, None, "O"), np.require(after, None, "O"))
 
     def candidates(self, hidden: Float) -> tuple[Float, Ints]:
         """Transformed logits [n, K] and ids [n, K] of each row's candidates."""

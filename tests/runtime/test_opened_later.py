@@ -103,6 +103,25 @@ def test_selector_tables_are_held_by_the_first_conversation(
     assert all(first is second for first, second in zip(held, walk.tables, strict=True))
 
 
+def test_threads_that_come_together_read_the_selector_tables_once(
+    make_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's first conversations begin at the same time; a copy each would be gigabytes."""
+    selector = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 12}
+    model = Model(make_bundle(drafts=[selector | {"selector_top_k": 6}]))
+    copied, require = [], np.require
+
+    def slow(table: np.ndarray, *arguments: Any) -> np.ndarray:
+        copied.append(not table.flags.owndata)
+        time.sleep(0.02)
+        return require(table, *arguments)
+
+    monkeypatch.setattr(np, "require", slow)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: model.conversation("dflash2"), range(4)))
+    assert sum(copied) == 2
+
+
 def test_tower_that_does_not_load_is_refused_at_every_picture(bundle: Path) -> None:
     """A failure is not remembered as a tower that is there; text goes on."""
     damage(bundle, "vision")
