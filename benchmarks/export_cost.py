@@ -52,7 +52,7 @@ def _is_hybrid(checkpoint: Path) -> bool:
 def export(command: Sequence[str], output: Path) -> dict[str, float]:
     """Run one export; wall and CPU seconds, and the peak memory of its process."""
     shutil.rmtree(output, ignore_errors=True)
-    if hasattr(os, "sync"):
+    if hasattr(os, "sync"):  # not on Windows
         # What the export before this one still has to write would slow it down.
         os.sync()
     started = time.perf_counter()

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..models.config import parse_target
 from ..models.draft_config import MEDIA_ANSWERS
 from ..models.errors import ExportError
+from ..models.graphs.cast import half_cast_model
 from ..models.precision import PRECISIONS, choose
 from .checkpoint import Checkpoint
 from .drafts import open_drafts, refuse_own_tables
@@ -72,13 +73,13 @@ def export_bundle(
     options: ExportOptions,
     check: Callable[[Path], None] | None = None,
     tokenizer: Callable[[], TokenizerFacts] | None = None,
-    to_half: ToHalf = to_half,
+    half_cast: Callable[[bytes], ToHalf] | None = None,
 ) -> Path:
     """Write the bundle and return its folder; `check` inspects it before it gets its name.
 
-    `tokenizer` gives what another process reads of the target's (see `tokenizer_process`), and
-    `to_half` rounds to fp16 (see `store`). Raises
-    `ExportError` (or what `check` raises); then the destination is as it was.
+    `tokenizer` gives what another process reads of the target's (see `tokenizer_process`);
+    `half_cast` runs the graph that rounds to fp16, which is then done by it instead of NumPy.
+    Raises `ExportError` (or what `check` raises); then the destination is as it was.
     """
     _refuse_existing(options)
     checkpoint = Checkpoint(options.target)
@@ -95,7 +96,8 @@ def export_bundle(
             options.draft_precision,
             options.vision_precision,
         )
-        writer = BundleWriter(folder, precisions, options.progress, to_half)
+        rounding = to_half if half_cast is None else half_cast(half_cast_model())
+        writer = BundleWriter(folder, precisions, options.progress, rounding)
         writer.write(
             checkpoint, target, lambda: make_sidecars(checkpoint, target, files, read()), drafts
         )

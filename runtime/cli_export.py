@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..models.draft_config import MEDIA_ANSWERS
 from ..models.manifest import read_manifest
@@ -19,6 +19,7 @@ from ..models.precision import PRECISIONS
 
 if TYPE_CHECKING:
     from ..export.bundle import ExportOptions
+    from .half_cast import HalfCast
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -64,8 +65,8 @@ def execute(options: argparse.Namespace) -> None:
         with _no_collection():
             from ..export.bundle import export_bundle
 
-            run_time = {} if options.skip_check else _run_time()
-        output = export_bundle(_export_options(options), tokenizer=tokenizer, **run_time)
+            check, half_cast = (None, None) if options.skip_check else _with_onnxruntime()
+        output = export_bundle(_export_options(options), check, tokenizer, half_cast)
     _report(output, options.json)
 
 
@@ -81,14 +82,15 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _run_time() -> dict[str, Any]:
-    """What an export can do with ONNX Runtime, which a check needs: that it is missing is found
-    before the weights."""
-    from ..models.graphs.cast import build_half_cast
+def _with_onnxruntime() -> tuple[Callable[[Path], None], type[HalfCast]]:
+    """The self-check, and what else ONNX Runtime does for an export once it is there: that it is
+    missing is found before the weights."""
     from .half_cast import HalfCast
+    from .providers import import_onnxruntime
     from .selfcheck import self_check
 
-    return {"check": self_check, "to_half": HalfCast(build_half_cast().SerializeToString())}
+    import_onnxruntime()
+    return self_check, HalfCast
 
 
 def _export_options(options: argparse.Namespace) -> ExportOptions:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .providers import import_onnxruntime
+from .providers import import_onnxruntime, provider_name
 
 
 class HalfCast:
-    """Calls from several threads each use one of their own; `model` is `build_half_cast`'s."""
+    """Several threads may call it at once, each on its own processor; `model` is serialised."""
 
     def __init__(self, model: bytes) -> None:
         ort = import_onnxruntime()
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
-        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self._session = ort.InferenceSession(model, options, providers=[provider_name("cpu")])
 
     def __call__(self, values: NDArray[np.float32]) -> NDArray[np.float16]:
         """The nearest halves, in the same shape."""

@@ -145,9 +145,11 @@ class RecurrentState:
 
     def _replay(self, rows: list[Float]) -> None:
         """Bind rows to replay; those that stand for nothing are masked."""
-        if len(self._mask) != len(rows[0]):
-            self._mask = np.ones(len(rows[0]), np.float32)
-        mask = self._idle_mask if rows is self._nothing else self._mask
+        mask = self._idle_mask
+        if rows is not self._nothing:
+            if len(self._mask) != len(rows[0]):
+                self._mask = np.ones(len(rows[0]), np.float32)
+            mask = self._mask
         self._binding.attach("replay_mask", mask, shapes_outputs=False)
         for i, kept in zip(self._layers, rows, strict=True):
             self._binding.attach(f"replay.{i}", kept, shapes_outputs=False)

@@ -70,8 +70,8 @@ class SelectorWalk:
         self._opening = threading.Lock()
 
     def open(self) -> None:
-        """Hold both tables: a row at a random place of a mapped file took 10 us, of this memory a
-        third of one (NumPy asks for huge pages)."""
+        """Hold both tables: a row at a random place of a mapped file took 3 to 10 us, of this
+        memory half of one (NumPy asks for huge pages)."""
         # One after the other: threads that come together would each read a copy.
         with self._opening:
             before, after = self.tables

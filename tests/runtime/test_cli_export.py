@@ -116,7 +116,7 @@ def test_garbage_is_collected_as_before(
     after one that failed and one that was interrupted while it imported."""
     failed, interrupted = [*command, "--precision", "fp15"], [*command]
     interrupted.remove("--skip-check")
-    monkeypatch.setattr("dflash_onnx.runtime.cli_export._run_time", interrupt)
+    monkeypatch.setattr("dflash_onnx.runtime.cli_export._with_onnxruntime", interrupt)
     chosen = gc.isenabled()
     try:
         for one, code in ((command, 0), (failed, 1), (interrupted, 130)):

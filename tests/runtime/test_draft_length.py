@@ -88,6 +88,13 @@ def test_a_useless_drafter_costs_little(curve: str) -> None:
     assert mean_speed(AdaptiveLength, curve, 0.0, 200) >= 0.95
 
 
+def test_a_useless_drafter_costs_little_with_rows_of_four_bits() -> None:
+    """A round of one draft takes about three plain steps there and one of three four, so a second
+    try within 200 tokens would cost the twentieth that all of them may."""
+    run = Simulation(AdaptiveLength(), lambda n: (1.4 * (n > 0), 1 + 0.5 * n), 0.0)
+    assert run.run(200) >= 0.96
+
+
 def test_whole_blocks_wait_for_a_draft_that_is_right() -> None:
     """Half a block of wrong drafts is followed by a single one, and then by a plain step."""
     run = Simulation(AdaptiveLength(), CURVES["rows are nearly free"], 0.0)
@@ -154,7 +161,7 @@ def test_parks_and_tries_again_ever_more_seldom() -> None:
     assert f"parked for {run.log.count(0) - 1} rounds" in run.length.describe()
 
 
-@pytest.mark.parametrize("row", [0.5, 0.8])
+@pytest.mark.parametrize("row", [0.5, 0.7, 0.8, 1.0])
 def test_what_was_dear_is_tried_later(row: float) -> None:
     """4-bit weights make rows dear, and so are the first rounds of a useless drafter: it is left
     alone until what they lost is a small part of the time."""

@@ -12,7 +12,7 @@ from tiny_checkpoint import make_draft, make_target
 from dflash_onnx.export.bundle import ExportOptions, export_bundle
 from dflash_onnx.export.store import HALF_OVERFLOW, to_half
 from dflash_onnx.models.errors import ExportError
-from dflash_onnx.models.graphs.cast import build_half_cast
+from dflash_onnx.models.graphs.cast import half_cast_model
 from dflash_onnx.runtime.cli import main
 from dflash_onnx.runtime.half_cast import HalfCast
 
@@ -20,7 +20,7 @@ from dflash_onnx.runtime.half_cast import HalfCast
 @pytest.fixture(scope="module")
 def cast() -> HalfCast:
     """The one that the export command uses."""
-    return HalfCast(build_half_cast().SerializeToString())
+    return HalfCast(half_cast_model())
 
 
 def same_bits(cast: HalfCast, values: np.ndarray) -> bool:
@@ -61,7 +61,7 @@ def test_the_command_writes_the_bytes_that_numpy_gives(tmp_path: Path, dtype: st
         assert first == second, file
 
 
-def test_what_overflows_is_refused_before_it_is_rounded(tmp_path: Path, cast: HalfCast) -> None:
+def test_what_overflows_is_refused_before_it_is_rounded(tmp_path: Path) -> None:
     """Halves end at 65,504: a weight of 65,520 would become infinity."""
     make_target(tmp_path / "target")
     path = tmp_path / "target/model.safetensors"
@@ -72,5 +72,5 @@ def test_what_overflows_is_refused_before_it_is_rounded(tmp_path: Path, cast: Ha
     save_file(tensors, path)
     options = ExportOptions(tmp_path / "target", tmp_path / "bundle", precision="fp16")
     with pytest.raises(ExportError, match=f"{name} overflows fp16"):
-        export_bundle(options, to_half=cast)
+        export_bundle(options, half_cast=HalfCast)
     assert not (tmp_path / "bundle").exists()

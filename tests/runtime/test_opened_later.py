@@ -106,7 +106,7 @@ def test_selector_tables_are_held_by_the_first_conversation(
 def test_threads_that_come_together_read_the_selector_tables_once(
     make_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server's first conversations begin at the same time; a copy each would be gigabytes."""
+    """A server's first conversations begin at the same time; a copy each is much memory."""
     selector = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 12}
     model = Model(make_bundle(drafts=[selector | {"selector_top_k": 6}]))
     copied, require = [], np.require
